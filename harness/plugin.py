@@ -1,0 +1,1 @@
+"""pytest fixtures over pgshare; no logic of its own."""

@@ -1,0 +1,1 @@
+"""A real Postgres for a test."""
