@@ -102,6 +102,7 @@ class Component:
 
         def unpack() -> None:
             if isinstance(packed, list):
+                os.mkdir(str(packed[1]), 0o700)
                 datadir.unpack(source, str(packed[1]))
 
         argv = [str(part) for part in self.spec["argv"]]  # type: ignore[attr-defined]  # plain data of ours

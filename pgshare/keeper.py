@@ -141,6 +141,8 @@ class Keeper:
         if not isinstance(spec, dict):
             raise ValueError("no component")
         name = str(spec["name"])
+        if name in self.components and self.components[name].state == "failed":
+            self.components.pop(name).stop()  # a lost race for a port: the next try gets another
         if name not in self.components:
             component = Component(spec, self.inventory, self.poller)
             self.components[name] = component

@@ -1,0 +1,188 @@
+"""Make the prepared data folder: initdb once per cache, as the server's user, under a lock. The cold path of cluster.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from pgshare import datadir
+from pgshare.cluster import INITDB, Template, child_env
+from pgshare.errors import ServerStartError
+from pgshare.place import free_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pgshare.account import Account
+    from pgshare.binaries import Binaries
+    from pgshare.deadline import Deadline
+
+NEEDED = 64 << 20  # bytes that initdb and the pack take together, rounded up
+LOCALES = ("C.UTF-8", "C")  # a libc without C.UTF-8 (musl, old ones) has C; the encoding is UTF8 either way
+NO_NAME = "could not look up effective user ID"
+
+
+def build(binaries: Binaries, account: Account, pack: str, *, fresh: bool, deadline: Deadline) -> Template:
+    """Run initdb, pack its folder, and publish the pack by rename.
+
+    Raises ServerStartError with initdb's last lines, and with path and free bytes where space was the matter.
+    """
+    from filelock import FileLock, Timeout
+
+    from pgshare.cluster import _read
+
+    began = time.perf_counter()
+    lock = FileLock(f"{pack}.lock", timeout=max(1.0, deadline.left))
+    try:
+        with lock:
+            ready = None if fresh else _read(pack)
+            if ready is not None:
+                return ready
+            password = _make(binaries, account, pack, deadline)
+    except Timeout as exc:
+        raise ServerStartError(f"another run has been preparing {pack} for {deadline.waited:.0f}s; remove {lock.lock_file} if it hangs") from exc
+    return Template(pack=pack, password=password, took=time.perf_counter() - began)
+
+
+def _make(binaries: Binaries, account: Account, pack: str, deadline: Deadline) -> str:
+    cache = os.path.dirname(pack)
+    _forget_debris(cache)
+    with _workshop(cache, account) as folder:
+        password = secrets.token_hex(16)
+        password_file = os.path.join(folder, "password")
+        _write(password_file, password, account)
+        data = os.path.join(folder, "data")
+        _initdb(binaries, account, data, password_file, deadline)
+        made = os.path.join(cache, f"{os.path.basename(folder)}.pack")
+        try:
+            datadir.pack(data, made)
+            # The pack is the commit mark, so the password goes first: a reader that sees the pack sees its password.
+            _write(f"{made}.password", password, None)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(pack)
+            os.rename(f"{made}.password", f"{pack}.password")
+            os.rename(made, pack)
+        except OSError as exc:
+            raise ServerStartError(f"cannot keep the prepared data folder: {exc}{_space(cache)}") from exc
+        finally:
+            for leftover in (made, f"{made}.password"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(leftover)
+    return password
+
+
+@contextlib.contextmanager
+def _workshop(cache: str, account: Account) -> Iterator[str]:
+    """Make a folder of the server's user inside the cache, gone afterwards."""
+    folder = tempfile.mkdtemp(prefix="making-", dir=cache)
+    try:
+        if account.drop:
+            os.chown(folder, account.uid, account.gid)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _forget_debris(cache: str) -> None:
+    """Remove what a maker that was killed left; we hold the lock, so nobody is making now."""
+    for entry in os.listdir(cache):
+        if entry.startswith("making-"):
+            path = os.path.join(cache, entry)
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+
+
+def _write(path: str, text: str, account: Account | None) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if account is not None and account.drop:
+            os.fchown(fd, account.uid, account.gid)
+        os.write(fd, text.encode("ascii"))
+    finally:
+        os.close(fd)
+
+
+def _initdb(binaries: Binaries, account: Account, data: str, password_file: str, deadline: Deadline) -> None:
+    for locale in LOCALES:
+        argv = [binaries.path("initdb"), "-D", data, f"--locale={locale}", f"--pwfile={password_file}", *INITDB]
+        code, said = _run(argv, binaries, account, deadline)
+        if code and NO_NAME in said and not account.drop:
+            code, said = _run([*_with_a_name(), *argv], binaries, account, deadline)
+        if code == 0:
+            return
+        if "locale" not in said:
+            break
+    if NO_NAME in said:
+        raise ServerStartError(
+            f"uid {account.uid} has no name on this machine and initdb wants one; set PGSHARE_DSN to a server, run as a user "
+            "with a passwd entry, or allow user namespaces",
+            returncode=code,
+            log_tail=said,
+        )
+    raise ServerStartError(f"initdb ended with status {code}{_space(data)}", returncode=code, log_tail=said)
+
+
+def _run(argv: list[str], binaries: Binaries, account: Account, deadline: Deadline) -> tuple[int, str]:
+    import subprocess
+
+    uid, gid = account.for_child
+    try:
+        done = subprocess.run(
+            argv,
+            env=child_env(binaries),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=max(10.0, deadline.left),
+            check=False,
+            user=uid,
+            group=gid,
+            extra_groups=[] if account.drop else None,
+            umask=0o077,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise ServerStartError(f"initdb was still running after {exc.timeout:.0f}s", log_tail=_text(exc.stdout)) from exc
+    except OSError as exc:
+        raise ServerStartError(f"cannot run {argv[0]}: {exc}") from exc
+    return done.returncode, _text(done.stdout)
+
+
+def _text(output: bytes | None) -> str:
+    return (output or b"").decode("utf-8", "replace").strip()[-4000:]
+
+
+def _space(path: str) -> str:
+    free = free_bytes(path)
+    return "" if free >= NEEDED else f"; {free >> 20} MiB ({free} bytes) are free at {path}, {NEEDED >> 20} MiB are needed"
+
+
+def _with_a_name() -> list[str]:
+    """Return a command prefix that gives this uid the name of an existing account, inside a user namespace of its own.
+
+    initdb only wants a name to print and to record; files stay ours outside of the namespace.
+    """
+    import pwd
+
+    stand_in = next((entry for entry in pwd.getpwall() if entry.pw_uid != 0), None)
+    if stand_in is None:
+        return []
+    code = (
+        "import ctypes, os, sys\n"
+        "uid, gid = os.geteuid(), os.getegid()\n"
+        "if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):\n"
+        "    sys.exit('cannot make a user namespace: ' + os.strerror(ctypes.get_errno()))\n"
+        "for name, text in (('setgroups', 'deny'), ('uid_map', f'{sys.argv[1]} {uid} 1'), ('gid_map', f'{sys.argv[2]} {gid} 1')):\n"
+        "    with open('/proc/self/' + name, 'w') as file: file.write(text)\n"
+        "os.execv(sys.argv[3], sys.argv[3:])\n"
+    )
+    return [sys.executable, "-I", "-S", "-E", "-c", code, str(stand_in.pw_uid), str(stand_in.pw_gid)]
