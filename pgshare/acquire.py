@@ -1,0 +1,140 @@
+"""Decide where the Postgres comes from, then get it. Nothing after this module asks who runs the server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pgshare.errors import OriginUnavailableError, SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pgshare.lease import Lease
+    from pgshare.run import Run
+    from pgshare.settings import Settings
+    from pgshare.suite import Postgres
+
+Origin = Literal["external", "container", "embedded", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What this machine offers. ``missing`` says why no server binaries can be used; blank when they can."""
+
+    missing: str = ""
+    tried: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """The origin, and one sentence that says why."""
+
+    origin: Origin
+    reason: str
+    tried: tuple[str, ...] = ()
+
+
+def choose_origin(settings: Settings, host: Host) -> Decision:
+    """Return the origin for these settings on this machine; touch nothing.
+
+    External when a DSN is set, else the container when asked for, else embedded when there are binaries, else none.
+    """
+    if settings.dsn:
+        return Decision(origin="external", reason=f"{settings.named('dsn')} is set")
+    if settings.container:
+        return Decision(origin="container", reason=f"{settings.named('container')} asks for a container")
+    if not host.missing:
+        return Decision(origin="embedded", reason="no DSN is set and server binaries are here")
+    return Decision(origin="none", reason=host.missing, tried=host.tried)
+
+
+def probe_host(settings: Settings, env: Mapping[str, str]) -> Host:
+    """Look for server binaries, where the decision depends on them. Raises SettingError for a setting that names none."""
+    if settings.dsn or settings.container:
+        return Host()
+    from pgshare.binaries import find_binaries
+    from pgshare.run import cache_folder
+
+    try:
+        find_binaries(settings.bin, env, cache_folder(settings.state_dir, env), setting=settings.named("bin"))
+    except OriginUnavailableError as exc:
+        return Host(missing=str(exc), tried=exc.tried)
+    return Host()
+
+
+@dataclass(kw_only=True)
+class Acquired:
+    """A server and, for one that is ours, the lease that holds it."""
+
+    postgres: Postgres
+    lease: Lease | None = None
+
+
+def acquire(run: Run, settings: Settings, env: Mapping[str, str] | None = None) -> Acquired:
+    """Return the run's Postgres, starting it when it is ours and nobody of this run has.
+
+    Raises OriginUnavailableError when nothing is to be had (skip, or fail under require), SettingError and NotReadyError for a
+    setting that does not work, ServerStartError and KeeperError for a server of ours that does not.
+    """
+    environment = os.environ if env is None else env
+    if settings.warm:
+        raise SettingError(
+            f"{settings.named('warm')}: keeping a server warm between runs is not available in this version; leave it out"
+        )
+    decision = choose_origin(settings, probe_host(settings, environment))
+    if decision.origin == "external":
+        return Acquired(postgres=_external(settings, environment))
+    if decision.origin == "embedded":
+        from pgshare.suite import shared_postgres
+
+        postgres, lease = shared_postgres(run, settings, environment)
+        return Acquired(postgres=postgres, lease=lease)
+    if decision.origin == "container":
+        raise OriginUnavailableError(
+            f"{decision.reason}, and containers are not available in this version; leave it out, or set PGSHARE_DSN",
+            tried=("container: not available in this version",),
+        )
+    raise OriginUnavailableError(decision.reason, tried=decision.tried)
+
+
+def _external(settings: Settings, env: Mapping[str, str]) -> Postgres:
+    """Return the server that the user named, proved to be usable for tests."""
+    import time
+
+    from pgshare import conninfo, probe
+    from pgshare.deadline import Deadline
+    from pgshare.suite import Postgres
+
+    began = time.perf_counter()
+    name = settings.named("dsn")
+    parts = conninfo.fill_from_env(conninfo.parse(settings.dsn or "", name=name), env)
+    dsn = conninfo.build(parts)
+    facts = probe.probe_postgres(dsn, Deadline.after(settings.wait), name=name)
+    probe.check_usable(facts, name=name)
+    return Postgres(
+        dsn=dsn,
+        origin="external",
+        version=facts.version.split(" ", 1)[0],
+        version_num=facts.version_num,
+        source=name,
+        gate="connect",
+        took=time.perf_counter() - began,
+        place=f"{parts.get('host', parts.get('service', 'the default socket'))}, database {facts.database}",
+    )
+
+
+def acquire_dsn(settings: Settings | None = None) -> str:
+    """Return an administrative DSN of a server for tests, without pytest. A server of ours ends with this process."""
+    from pgshare.run import Run
+    from pgshare.settings import settings_from_env
+
+    found = settings_from_env() if settings is None else settings
+    acquired = acquire(Run.new(found.state_dir), found)
+    _held.append(acquired)
+    return acquired.postgres.dsn
+
+
+# What acquire_dsn holds until the process ends: closing a lease would end nothing, but losing it would look like leaving.
+_held: list[Acquired] = []

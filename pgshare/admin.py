@@ -1,0 +1,72 @@
+"""A process's one administrative connection: opened when first needed, with settings of its own, marking the run as alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pgshare import mark, probe
+from pgshare.deadline import Deadline, NotYet, poll
+from pgshare.errors import SettingError
+
+if TYPE_CHECKING:
+    import psycopg
+
+SLOT_WAIT = 10.0  # seconds to wait for a free connection slot
+# Role and database defaults must not reach our own statements (a 50 ms statement_timeout would fail a DROP).
+OWN_SETTINGS = (
+    "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; "
+    "set default_transaction_read_only = off; set search_path = pg_catalog; set client_min_messages = warning; "
+)
+USERS = (
+    "select coalesce(nullif(application_name, ''), '(no application_name)') || ' x' || count(*) from pg_stat_activity "
+    "where backend_type = 'client backend' group by application_name order by count(*) desc limit 10"
+)
+
+
+class Admin:
+    """The administrative connection of one process. Holds the run's advisory lock for as long as it is open."""
+
+    def __init__(self, dsn: str, *, run: str, worker: str, name: str) -> None:
+        self._dsn, self._run, self._worker, self._name = dsn, run, worker, name
+        self._conn: psycopg.Connection | None = None
+
+    @property
+    def conn(self) -> psycopg.Connection:
+        """The open connection; made anew when the server has ended it."""
+        if self._conn is None or self._conn.closed:
+            self._conn = self._open()
+        return self._conn
+
+    def _open(self) -> psycopg.Connection:
+        conn = open_slot(self._dsn, name=self._name, application_name=f"pgshare {self._run} {self._worker} admin")
+        conn.prepare_threshold = None
+        # Shared: every process of the run holds it; others only read pg_locks to see that the run is alive.
+        conn.execute(
+            OWN_SETTINGS + f"set idle_session_timeout = 0; select pg_advisory_lock_shared({mark.LOCK_CLASS}, {mark.lock_key(self._run)})"
+        )
+        return conn
+
+    def forget(self) -> None:
+        """Drop a connection that turned out to be broken; the next use opens another."""
+        if self._conn is not None:
+            self._conn.close()
+            self._conn = None
+
+    def close(self) -> None:
+        """Close it, which releases the run's lock. Idempotent."""
+        self.forget()
+
+
+def open_slot(dsn: str, *, name: str, **extra: str) -> psycopg.Connection:
+    """Connect, waiting a bounded time for a free slot; SettingError then says who holds them."""
+    import psycopg
+
+    def attempt() -> psycopg.Connection:
+        try:
+            return probe.connect(dsn, **extra)
+        except psycopg.OperationalError as exc:
+            if probe.is_definite(exc):
+                raise SettingError(f"{name}: the server refused the connection: {probe.reason(exc)}") from None
+            raise NotYet(probe.reason(exc)) from None
+
+    return poll(f"a connection to the server that {name} names", attempt, Deadline.after(SLOT_WAIT))

@@ -1,0 +1,168 @@
+"""Connection strings: read, merge, redact, and put a search_path into one without losing anything else.
+
+Only libpq's own parser touches a DSN. ``options`` is the one key whose inside we read, by the server's own splitting rule.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from pgshare.errors import SettingError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+SECRETS = ("password", "sslpassword", "oauth_client_secret")
+HIDDEN = "***"
+# What the server takes for a blank between the words of ``options`` (isspace in the C locale).
+BLANKS = " \t\n\v\f\r"
+NAME_LIMIT = 63  # bytes of an identifier; the server cuts longer ones without a word
+
+
+def parse(dsn: str, *, name: str) -> dict[str, str]:
+    """Return the keys that ``dsn`` sets, read by libpq. Raises SettingError naming the setting, never showing its value."""
+    from psycopg import ProgrammingError
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    except ProgrammingError as exc:
+        # libpq quotes the token it stumbled over, which may be half a password.
+        reason = re.sub(r'"[^"]*("|$)', '"..."', str(exc)).strip()
+        raise SettingError(
+            f"{name} is not a connection string: {reason}; write postgresql://user:password@host:5432/dbname "
+            "(percent-encode special characters) or host=... user=... password='...'"
+        ) from None
+
+
+def build(parts: Mapping[str, str]) -> str:
+    """Return the keyword/value form of ``parts``."""
+    from psycopg.conninfo import make_conninfo
+
+    return make_conninfo("", **parts)
+
+
+def to_uri(parts: Mapping[str, str], scheme: str = "postgresql") -> str:
+    """Return the URI form: every special character percent-encoded (a blank is ``%20``), a socket folder as ``host`` parameter."""
+    rest = dict(parts)
+    user, password = rest.pop("user", ""), rest.pop("password", "")
+    login = _encode(user) + (f":{_encode(password)}" if password else "") + ("@" if user or password else "")
+    hosts, ports = rest.pop("host", "").split(","), rest.pop("port", "").split(",")
+    database = _encode(rest.pop("dbname", ""))
+    if len(hosts) == 1 and hosts[0].startswith(("/", "@")):
+        rest = {"host": hosts[0], **({"port": ports[0]} if ports[0] else {}), **rest}
+        address = ""
+    else:
+        address = ",".join(_address(host, ports[index % len(ports)]) for index, host in enumerate(hosts))
+    query = "&".join(f"{key}={_encode(value)}" for key, value in rest.items())
+    return f"{scheme}://{login}{address}/{database}{'?' if query else ''}{query}"
+
+
+def _address(host: str, port: str) -> str:
+    shown = f"[{host}]" if ":" in host and not host.startswith("/") else _encode(host)
+    return f"{shown}:{port}" if port else shown
+
+
+def _encode(text: str) -> str:
+    return quote(text, safe="")
+
+
+def redact(dsn: str) -> str:
+    """Return ``dsn`` for people: no password in it, whatever form it has; a fixed text when it does not parse."""
+    try:
+        parts = parse(dsn, name="dsn")
+    except SettingError:
+        return "<a connection string that does not parse>"
+    return build({key: HIDDEN if key in SECRETS else value for key, value in parts.items()})
+
+
+def fill_from_env(parts: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``parts`` with libpq's PG* variables for the keys that are missing, as libpq itself would do.
+
+    Said in the DSN, so that consumers which are not libpq (asyncpg, Django) mean the same server. Keys of a service file are left
+    to libpq: filled-in values would beat the file.
+    """
+    from psycopg.pq import Conninfo
+
+    filled = dict(parts)
+    if "service" in parts or env.get("PGSERVICE"):
+        if env.get("PGSERVICE"):
+            filled.setdefault("service", env["PGSERVICE"])
+        return filled
+    for option in Conninfo.get_defaults():
+        key, variable = option.keyword.decode(), (option.envvar or b"").decode()
+        if variable and env.get(variable):
+            filled.setdefault(key, env[variable])
+    return filled
+
+
+def with_search_path(
+    dsn: str,
+    schemas: Sequence[str],
+    *,
+    name: str,
+    pgoptions: str = "",
+    application_name: str | None = None,
+) -> str:
+    """Return ``dsn`` so that every session starts with exactly ``schemas`` on its path. Every other key is untouched.
+
+    A startup setting, so RESET ALL and DISCARD ALL return to it. Settings already in ``options`` (else in PGOPTIONS, which libpq
+    ignores once ``options`` is there) stay in force; a search_path among them is refused by name: SettingError.
+    """
+    parts = parse(dsn, name=name)
+    source, taken = (f"{name} (its options)", parts["options"]) if "options" in parts else ("PGOPTIONS", pgoptions)
+    for setting in settings_in(taken):
+        if setting == "search_path":
+            raise SettingError(f"{source} already sets search_path; remove it there, or name the schemas in PGSHARE_SCHEMAS")
+    path = ",".join(quote_ident(schema) for schema in schemas)
+    parts["options"] = f"{taken} -c search_path={escape_word(path)}".strip()
+    if application_name is not None and "application_name" not in parts:
+        parts["application_name"] = application_name
+    return build(parts)
+
+
+def quote_ident(name: str) -> str:
+    """Return ``name`` as a quoted SQL identifier. Raises SettingError for a name that the server would cut or refuse."""
+    if not name or "\0" in name or len(name.encode()) > NAME_LIMIT:
+        raise SettingError(f"schema name {name!r} must have 1 to {NAME_LIMIT} bytes and no NUL")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def escape_word(text: str) -> str:
+    """Return ``text`` as one word of ``options``: a backslash before each blank and backslash."""
+    return "".join(f"\\{char}" if char in BLANKS or char == "\\" else char for char in text)
+
+
+def split_words(options: str) -> list[str]:
+    """Return the words of ``options`` as the server splits them (pg_split_opts)."""
+    words: list[str] = []
+    current: list[str] | None = None
+    chars = iter(options)
+    for char in chars:
+        if char in BLANKS:
+            if current is not None:
+                words.append("".join(current))
+            current = None
+            continue
+        current = [] if current is None else current
+        current.append(next(chars, "") if char == "\\" else char)
+    if current is not None:
+        words.append("".join(current))
+    return words
+
+
+def settings_in(options: str) -> Iterator[str]:
+    """Yield the names of the settings that ``options`` makes, spelled as the server spells them."""
+    words = iter(split_words(options))
+    for word in words:
+        if word == "-c":
+            assignment = next(words, "")
+        elif word.startswith("-c"):
+            assignment = word[2:]
+        elif word.startswith("--"):
+            assignment = word[2:]
+        else:
+            continue
+        yield assignment.partition("=")[0].strip().lower().replace("-", "_")

@@ -1,0 +1,308 @@
+"""One fresh schema per test, selected by search_path in the DSN itself; gone after the test whatever the test did."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pgshare import conninfo, probe, sessions
+from pgshare.admin import Admin
+from pgshare.deadline import Deadline
+from pgshare.errors import LeftoverError, SettingError
+from pgshare.mark import Mark
+from pgshare.sessions import ConnectionLeakWarning, Report, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import psycopg
+
+    from pgshare.run import Run
+    from pgshare.settings import Settings
+    from pgshare.suite import Postgres
+
+TEARDOWN = 5.0  # seconds that a teardown may take before it gives up and says who is in the way
+LOCK_WAIT = 0.5  # seconds that one DROP waits for locks before the holders are looked at
+QUICK_LOCK_WAIT = 0.05
+CHANNEL_LIMIT = 63
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """A test's own schema. ``dsn`` starts every session inside it."""
+
+    name: str
+    dsn: str = field(repr=False)
+    test: str = ""
+    application_name: str | None = None
+
+    @property
+    def parts(self) -> dict[str, str]:
+        """The DSN's keys."""
+        return conninfo.parse(self.dsn, name="the schema's DSN")
+
+    def connect(self, **options: object) -> psycopg.Connection:
+        """Return a new psycopg connection in this schema; ``options`` as psycopg.connect takes them. The caller closes it."""
+        import psycopg
+
+        return psycopg.connect(self.dsn, **options)  # type: ignore[arg-type]  # psycopg's own keywords
+
+    def env(self) -> dict[str, str]:
+        """Return PG* variables that bring psql and other libpq programs into this schema."""
+        from pgshare import drivers
+
+        return drivers.env(self.parts)
+
+    def url(self, driver: str = "libpq") -> str:
+        """Return a URL for ``driver``: libpq, asyncpg, sqlalchemy, sqlalchemy+psycopg, sqlalchemy+asyncpg."""
+        from pgshare import drivers
+
+        return drivers.url(self.parts, driver)
+
+    def engine_args(self, driver: str = "sqlalchemy+psycopg") -> dict[str, object]:
+        """Return keyword arguments for SQLAlchemy's ``create_engine`` or ``create_async_engine``."""
+        from pgshare import drivers
+
+        return drivers.engine_args(self.parts, driver)
+
+    def django(self) -> dict[str, object]:
+        """Return an entry for Django's DATABASES that uses this schema and makes no test database."""
+        from pgshare import drivers
+
+        return drivers.django(self.parts)
+
+    def channel(self, name: str) -> str:
+        """Return a LISTEN/NOTIFY channel of this test: channels are per database, not per schema."""
+        full = f"{self.name}_{name}"
+        if len(full.encode()) <= CHANNEL_LIMIT:
+            return full
+        import hashlib
+
+        return f"{self.name}_{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"[-CHANNEL_LIMIT:]
+
+
+class SchemaFactory:
+    """Makes and drops the schemas of one process."""
+
+    def __init__(self, postgres: Postgres, run: Run, settings: Settings, *, pgoptions: str = "") -> None:
+        self._postgres, self._run, self._settings, self._pgoptions = postgres, run, settings, pgoptions
+        self.name = settings.named("dsn") if postgres.origin == "external" else "the server of this run"
+        self.admin = Admin(postgres.dsn, run=run.id, worker=run.worker, name=self.name)
+        self._proved: set[tuple[str, ...]] = set()
+
+    def create(self, test: str) -> Schema:
+        """Return a new schema for ``test``: one round trip, and on the first of its kind a proof that its DSN isolates.
+
+        SettingError for a role without CREATE, a pooler in between, or a DSN that sets a search_path itself.
+        """
+        from psycopg import errors
+
+        schema = self._describe(self._run.name(), test)
+        try:
+            self._execute(self._creation(schema))
+        except errors.InsufficientPrivilege as exc:
+            raise SettingError(f"{self.name}: the role may not create schemas any more: {exc}") from None
+        try:
+            self._prove(schema)
+        except BaseException:
+            with contextlib.suppress(LeftoverError):
+                self.drop(schema)
+            raise
+        return schema
+
+    def _describe(self, name: str, test: str) -> Schema:
+        app = f"pgshare {name.removeprefix('pgshare_')}"
+        dsn = conninfo.with_search_path(
+            self._postgres.dsn,
+            (name, *self._settings.schemas),
+            name=self.name,
+            pgoptions=self._pgoptions if self._postgres.origin == "external" else "",
+            application_name=app,
+        )
+        # A name of the user's own stays; then sessions of this schema are known by their locks alone.
+        ours = "application_name" not in conninfo.parse(self._postgres.dsn, name=self.name)
+        return Schema(name=name, dsn=dsn, test=test, application_name=app if ours else None)
+
+    def _creation(self, schema: Schema) -> bytes:
+        from psycopg import sql
+
+        # One simple-query message is one transaction: schema and mark come into being together.
+        statement = sql.SQL("create schema {name}; comment on schema {name} is {mark}").format(
+            name=sql.Identifier(schema.name),
+            mark=sql.Literal(Mark.now(self._run.id, self._run.worker, schema.test).text()),
+        )
+        return statement.as_bytes(self.admin.conn)
+
+    def _execute(self, statement: bytes) -> None:
+        """Execute on the administrative connection; once more on a new one when the server had ended it."""
+        import psycopg
+
+        try:
+            self.admin.conn.execute(statement)
+        except psycopg.OperationalError:
+            if not self.admin.conn.closed:
+                raise
+            self.admin.forget()
+            self.admin.conn.execute(statement)
+
+    def _prove(self, schema: Schema) -> None:
+        shape = tuple(sorted(key for key in schema.parts))
+        if shape in self._proved:
+            return
+        if self._settings.schemas:
+            self._check_extra()
+        probe.prove_isolation(schema.dsn, schema.name, name=self.name)
+        self._proved.add(shape)
+
+    def _check_extra(self) -> None:
+        """Make sure that the user's extra schemas exist: a missing one would be skipped without a word."""
+        setting = self._settings.named("schemas")
+        for extra in self._settings.schemas:
+            if self.admin.conn.execute("select 1 from pg_namespace where nspname = %s", [extra]).fetchone() is None:
+                raise SettingError(f"{setting} names schema {extra!r}, which does not exist in this database; create it, or leave it out")
+        if "public" in self._settings.schemas:
+            found = self.admin.conn.execute(
+                "select string_agg(relname, ', ' order by relname) from pg_class "
+                "where relnamespace = 'public'::regnamespace and relkind in ('r', 'p') limit 5"
+            ).fetchone()
+            if found and found[0]:
+                import warnings
+
+                warnings.warn(
+                    f"{setting} puts public on the path, and public has tables ({found[0]}): tests may read them instead of their own",
+                    stacklevel=2,
+                )
+
+    def drop(self, schema: Schema, *, timeout: float = TEARDOWN) -> Report:
+        """Drop ``schema`` within ``timeout`` seconds and report the connections that the test left.
+
+        Only sessions of this very schema are ended. LeftoverError names who is in the way when it could not be dropped; the mark
+        inside the database keeps it known.
+        """
+        from psycopg import errors
+
+        report = Report(test=schema.test)
+        deadline = Deadline.after(timeout)
+        try:
+            self._execute(self._removal(schema, QUICK_LOCK_WAIT))
+            dropped = True
+        except (errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse):
+            dropped = False
+        while not dropped:
+            dropped = self._force(schema, report, deadline)
+        self._end_the_rest(schema, report, deadline)
+        return report
+
+    def _removal(self, schema: Schema, lock_wait: float) -> bytes:
+        from psycopg import sql
+
+        statement = sql.SQL("set local lock_timeout = {wait}; drop schema if exists {name} cascade").format(
+            wait=sql.Literal(f"{round(lock_wait * 1000)}ms"), name=sql.Identifier(schema.name)
+        )
+        return statement.as_bytes(self.admin.conn)
+
+    def _force(self, schema: Schema, report: Report, deadline: Deadline) -> bool:
+        """End the sessions in the way and try once more; True when the schema is gone."""
+        from psycopg import errors
+
+        holders = self._holders(schema)
+        self._refuse_prepared(schema)
+        report.ended += [session for session in holders if session.pid not in {known.pid for known in report.ended}]
+        try:
+            sessions.end(self.admin.conn, holders, min(1.0, deadline.left))
+        except errors.InsufficientPrivilege as exc:
+            raise self._leftover(schema, holders, f"the role may not end them: {exc}") from None
+        try:
+            # Ended sessions may reconnect at once: DROP queues for its locks before they are back, and new ones queue behind it.
+            self._execute(self._removal(schema, LOCK_WAIT))
+        except (errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse):
+            if deadline.expired:
+                raise self._leftover(schema, self._holders(schema), f"still locked after {deadline.waited:.1f}s") from None
+            return False
+        return True
+
+    def _holders(self, schema: Schema) -> list[Session]:
+        conn = self.admin.conn
+        found = {session.pid: session for session in sessions.find(conn, sessions.BY_LOCKS, schema=schema.name)}
+        if schema.application_name is not None:
+            named = sessions.find(conn, sessions.BY_NAME, app=schema.application_name)
+            found |= {session.pid: session for session in named}
+        return list(found.values())
+
+    def _refuse_prepared(self, schema: Schema) -> None:
+        rows = self.admin.conn.execute(sessions.PREPARED.encode(), {"schema": schema.name}).fetchall()
+        if rows:
+            named = [f"prepared transaction {gid!r} of role {owner!r}: ROLLBACK PREPARED {gid!r} ends it" for gid, owner in rows]
+            raise LeftoverError(f"schema {schema.name} of {schema.test} cannot be dropped and stays marked for 'harness pg sweep'", holders=named)
+
+    def _leftover(self, schema: Schema, holders: list[Session], reason: str) -> LeftoverError:
+        return LeftoverError(
+            f"schema {schema.name} of {schema.test} cannot be dropped ({reason}) and stays marked for 'harness pg sweep'; held by",
+            holders=[str(session) for session in holders],
+        )
+
+    def _end_the_rest(self, schema: Schema, report: Report, deadline: Deadline) -> None:
+        """Report and end what is still connected: the schema is gone, so nothing useful can come of it."""
+        from psycopg import errors
+
+        if schema.application_name is None:
+            return
+        rest = sessions.find(self.admin.conn, sessions.BY_NAME, app=schema.application_name)
+        if not rest:
+            return
+        rest = sessions.wait_gone(self.admin.conn, rest, sessions.GRACE)
+        for session in rest:
+            (report.leaked if session.state == "idle" else report.ended).append(session)
+        with contextlib.suppress(errors.InsufficientPrivilege):
+            sessions.end(self.admin.conn, rest, min(1.0, deadline.left + 0.1))
+
+    def close(self) -> None:
+        """Close the administrative connection. Idempotent."""
+        self.admin.close()
+
+
+@contextlib.contextmanager
+def isolated_schema(dsn: str, *, test: str = "", settings: Settings | None = None) -> Iterator[Schema]:
+    """Give a fresh schema on the server at ``dsn``, without pytest; dropped at the end whatever happened inside.
+
+    Raises SettingError and NotReadyError as the fixtures do, LeftoverError when the schema could not be dropped, and warns
+    (ConnectionLeakWarning) about connections that were left open.
+    """
+    import dataclasses
+    import os
+    import warnings
+
+    from pgshare.acquire import acquire
+    from pgshare.run import Run
+    from pgshare.settings import Settings as Made
+
+    found = dataclasses.replace(Made() if settings is None else settings, dsn=dsn)
+    run = Run.new(found.state_dir)
+    factory = SchemaFactory(acquire(run, found).postgres, run, found, pgoptions=os.environ.get("PGOPTIONS", ""))
+    try:
+        schema = factory.create(test)
+        try:
+            yield schema
+        finally:
+            report = factory.drop(schema)
+        if report:
+            warnings.warn(str(report), ConnectionLeakWarning, stacklevel=3)
+    finally:
+        factory.close()
+
+
+def refuse_mixed(stack_dsn: str, schema: Schema) -> None:
+    """Raise SettingError when a test combines a stack with a schema of another server session: H-18.
+
+    The stack's server opened its store once, on the DSN it was started with. A schema chosen by search_path in another DSN is
+    invisible to it: the test would write in one place and the server would read in another, and nothing would fail.
+    """
+    if conninfo.parse(stack_dsn, name="the stack's DSN") != schema.parts:
+        raise SettingError(
+            f"this test uses a stack and schema {schema.name}: the stack's server works on the DSN it was started with and never sees "
+            "that schema; use stack.dsn for store assertions, or an own stack on the schema"
+        )
+
+
+__all__ = ["ConnectionLeakWarning", "Report", "Schema", "SchemaFactory", "Session", "isolated_schema", "refuse_mixed"]
