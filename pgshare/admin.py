@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from pgshare import mark, probe
 from pgshare.deadline import Deadline, NotYet, poll
 from pgshare.errors import SettingError
+from pgshare.scrub import without_pg_variables
 
 if TYPE_CHECKING:
     import psycopg
@@ -17,17 +19,13 @@ OWN_SETTINGS = (
     "set statement_timeout = 0; set lock_timeout = 0; set idle_in_transaction_session_timeout = 0; "
     "set default_transaction_read_only = off; set search_path = pg_catalog; set client_min_messages = warning; "
 )
-USERS = (
-    "select coalesce(nullif(application_name, ''), '(no application_name)') || ' x' || count(*) from pg_stat_activity "
-    "where backend_type = 'client backend' group by application_name order by count(*) desc limit 10"
-)
 
 
 class Admin:
     """The administrative connection of one process. Holds the run's advisory lock for as long as it is open."""
 
-    def __init__(self, dsn: str, *, run: str, worker: str, name: str) -> None:
-        self._dsn, self._run, self._worker, self._name = dsn, run, worker, name
+    def __init__(self, dsn: str, *, run: str, worker: str, name: str, ours: bool = False) -> None:
+        self._dsn, self._run, self._worker, self._name, self._ours = dsn, run, worker, name, ours
         self._conn: psycopg.Connection | None = None
 
     @property
@@ -38,7 +36,9 @@ class Admin:
         return self._conn
 
     def _open(self) -> psycopg.Connection:
-        conn = open_slot(self._dsn, name=self._name, application_name=f"pgshare {self._run} {self._worker} admin")
+        # A server that we started is not to be found through the caller's PG* variables.
+        with without_pg_variables() if self._ours else contextlib.nullcontext():
+            conn = open_slot(self._dsn, name=self._name, application_name=f"pgshare {self._run} {self._worker} admin")
         conn.prepare_threshold = None
         # Shared: every process of the run holds it; others only read pg_locks to see that the run is alive.
         conn.execute(

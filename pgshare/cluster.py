@@ -128,32 +128,32 @@ def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> dict
     import psycopg
     from psycopg import sql
 
-    what = f"postgres (pid {pid}) in {facts['host']}"
+    from pgshare import probe
+    from pgshare.scrub import without_pg_variables
+
+    where = f"{facts['host']} port {facts['port']}"
+    what = f"postgres (pid {pid}) at {where}"
     address = {key: str(facts[key]) for key in ("host", "port", "user", "dbname")}
 
     def connect() -> psycopg.Connection:
         try:
-            return psycopg.connect(
-                **address,
-                password=str(facts["template_password"]),
-                connect_timeout=10,
-                sslmode="disable",
-                gssencmode="disable",
-                options="",
-                application_name="pgshare start",
-                autocommit=True,
-            )
+            with without_pg_variables():
+                return psycopg.connect(
+                    **address,
+                    password=str(facts["template_password"]),
+                    connect_timeout=10,
+                    application_name="pgshare start",
+                    autocommit=True,
+                )
         except psycopg.OperationalError as exc:
-            if exc.sqlstate in (None, "57P03", "53300"):
-                raise NotYet(str(exc)) from exc
-            raise ServerStartError(f"another server than ours answers at {facts['host']} port {facts['port']}: {exc}") from exc
+            if not probe.is_definite(exc):
+                raise NotYet(probe.reason(exc)) from exc
+            raise ServerStartError(f"another server than ours answers at {where}: {probe.reason(exc)}") from exc
 
     with poll(what, connect, deadline) as conn:
         found = conn.execute(PROOF).fetchone()
         if found is None or found[0] != facts["nonce"] or os.path.realpath(found[1]) != os.path.realpath(str(facts["data"])):
-            raise ServerStartError(
-                f"another server than ours answers at {facts['host']} port {facts['port']}: its data lies in {found and found[1]!r}"
-            )
+            raise ServerStartError(f"another server than ours answers at {where}: its data lies in {found and found[1]!r}")
         change = sql.SQL("alter role {} password {}").format(
             sql.Identifier(str(facts["user"])), sql.Literal(scram_verifier(str(facts["password"])))
         )

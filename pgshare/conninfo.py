@@ -93,7 +93,8 @@ def fill_from_env(parts: Mapping[str, str], env: Mapping[str, str]) -> dict[str,
         return filled
     for option in Conninfo.get_defaults():
         key, variable = option.keyword.decode(), (option.envvar or b"").decode()
-        if variable and env.get(variable):
+        # PGOPTIONS is merged where options are written: a search_path in it must be refused under its own name.
+        if variable and key != "options" and env.get(variable):
             filled.setdefault(key, env[variable])
     return filled
 

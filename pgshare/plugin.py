@@ -1,1 +1,307 @@
-"""pytest fixtures over pgshare; no logic of its own."""
+"""pytest fixtures over pgshare; no logic of its own. Importing it imports nothing that pytest has not."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pgshare.errors import OriginUnavailableError, PgshareError, SettingError, TemplateError
+from pgshare.settings import OPTIONS, read_table, resolve_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+    import psycopg
+
+    from pgshare.aconn import AsyncConnection
+    from pgshare.database import Database
+    from pgshare.live import Live
+    from pgshare.schema import Schema
+    from pgshare.suite import Postgres
+
+PG_FIXTURES = frozenset(("pg_server", "pg_dsn", "pg_schema", "pg_conn", "pg_async_conn", "pg_database"))
+STACK_FIXTURES = frozenset(("stack", "own_stack"))
+MARKERS = (
+    "pgtest: needs a real Postgres; added by itself to tests that use a pg_* fixture",
+    "podman: needs podman; added by itself to tests that use a stack",
+)
+LIVE = pytest.StashKey["Live"]()
+RUN = pytest.StashKey["RunNotes"]()
+USED = pytest.StashKey[bool]()
+FAILED = pytest.StashKey[bool]()
+
+
+class MissingMarkWarning(UserWarning):
+    """A test asked for a live fixture at run time, where no marker selection could see it."""
+
+
+class RunNotes:
+    """What the controller learns from reports, its own or its workers'."""
+
+    def __init__(self) -> None:
+        self.live_tests = 0
+        self.servers: dict[str, None] = {}
+        self.kept: list[tuple[str, str]] = []
+        self.residue: list[str] = []
+        self.failures: list[str] = []
+        self.is_red = False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("pgshare", "a real Postgres for tests (pgshare)")
+    for option in OPTIONS:
+        if not option.has_flag:
+            continue
+        if option.kind == "switch":
+            group.addoption(option.flag, dest=f"pgshare_{option.name}", action="store_true", default=None, help=option.help)
+        else:
+            group.addoption(
+                option.flag,
+                dest=f"pgshare_{option.name}",
+                default=None,
+                metavar=option.metavar or "{" + ",".join(option.choices) + "}",
+                help=option.help,
+            )
+    parser.addini("pg_migrate", 'the project\'s migration: "package.module:function" or a glob of .sql files')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    import os
+
+    from pgshare.live import Live
+
+    flags = {option.name: config.getoption(f"pgshare_{option.name}", None) for option in OPTIONS if option.has_flag}
+    try:
+        table = dict(read_table(config.rootpath))
+        if config.getini("pg_migrate"):
+            table.setdefault("migrate", config.getini("pg_migrate"))
+        settings = resolve_settings(flags=flags, env=os.environ, table=table)
+    except SettingError as exc:
+        raise pytest.UsageError(f"pgshare: {exc}") from None
+    handed = getattr(config, "workerinput", None)
+    worker = str(handed["workerid"]) if handed is not None else "main"
+    run = handed["pgshare"] if handed is not None else None
+    config.stash[LIVE] = Live(settings, str(config.rootpath), run, worker)
+    config.stash[RUN] = RunNotes()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    """Hand the run to an xdist worker: an environment variable would reach a pytest run inside a test as well."""
+    live: Live = node.config.stash[LIVE]  # type: ignore[attr-defined]  # xdist's WorkerController
+    node.workerinput["pgshare"] = live.run.to_workerinput()  # type: ignore[attr-defined]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    from pgshare.report import header
+
+    return header(config.stash[LIVE].settings)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    names = frozenset(getattr(item, "fixturenames", ()))
+    if names & STACK_FIXTURES:
+        item.add_marker("podman")
+    elif names & PG_FIXTURES:
+        item.add_marker("pgtest")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    live = item.config.stash[LIVE]
+    notes: dict[str, object] = {}
+    if report.when == "call" and item.stash.get(USED, False):
+        from pgshare.report import server_line
+
+        notes = {"live": not report.skipped, "server": server_line(live.server())}
+    if report.when == "teardown":
+        notes = {"kept": live.kept, "residue": live.residue}
+        live.kept, live.residue = [], []
+    # A plain attribute travels from xdist's workers to the controller with the report.
+    report.pgshare = notes  # type: ignore[attr-defined]
+    return report
+
+
+class _Collector:
+    """Collects what reports carry, in the controller (or the only process)."""
+
+    def __init__(self, notes: RunNotes) -> None:
+        self._notes = notes
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        found = getattr(report, "pgshare", None) or {}
+        self._notes.live_tests += bool(found.get("live"))
+        if found.get("server"):
+            self._notes.servers.setdefault(found["server"])
+        self._notes.kept += [(test, name) for test, name in found.get("kept", ())]
+        self._notes.residue += found.get("residue", ())
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.stash[LIVE].is_controller:
+        session.config.pluginmanager.register(_Collector(session.config.stash[RUN]), "pgshare-collector")
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+    """After every fixture's teardown and xdist's own end, before the terminal summary is written: the controller leaves."""
+    try:
+        return (yield)
+    finally:
+        live, notes = session.config.stash[LIVE], session.config.stash[RUN]
+        live.keep_server = live.keep_server or any(True for _ in notes.kept)
+        notes.failures += live.leave()
+        if live.is_controller:
+            _judge(session, notes)
+
+
+def _judge(session: pytest.Session, notes: RunNotes) -> None:
+    """A run that could not be cleaned, or that required a live test and had none, is not green."""
+    config = session.config
+    required = config.stash[LIVE].settings.require and not config.option.collectonly
+    notes.is_red = required and not notes.live_tests
+    passing = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if (notes.failures or notes.is_red) and session.exitstatus in passing:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    from pgshare.report import summary
+
+    notes = config.stash.get(RUN, None)
+    lines = summary(notes, config.stash[LIVE].settings) if notes is not None else []
+    if lines:
+        terminalreporter.section("pgshare", sep="=", bold=False)
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if LIVE in config.stash:
+        config.stash[LIVE].leave()
+
+
+@contextlib.contextmanager
+def _door(request: pytest.FixtureRequest) -> Iterator[Live]:
+    """Translate our errors: nothing to be had is a skip (a failure under require), everything else one sentence."""
+    __tracebackhide__ = True
+    live = request.config.stash[LIVE]
+    try:
+        yield live
+    except OriginUnavailableError as exc:
+        if live.settings.require:
+            pytest.fail(f"{exc} (required by {live.settings.named('require')})", pytrace=False)
+        pytest.skip(str(exc))
+    except TemplateError as exc:
+        if exc.__cause__ is not None:
+            raise
+        pytest.fail(str(exc), pytrace=False)
+    except PgshareError as exc:
+        pytest.fail(str(exc), pytrace=False)
+
+
+def _note_use(request: pytest.FixtureRequest, live: Live) -> None:
+    """Note that a live test ran, and say when marker selection could not have known."""
+    item = request.node
+    item.stash[USED] = True
+    if item.get_closest_marker("pgtest") is None and item.get_closest_marker("podman") is None:
+        message = f"{item.nodeid} asked for {request.fixturename} at run time, so -m pgtest does not select it: mark it pgtest"
+        if live.settings.require:
+            pytest.fail(message, pytrace=False)
+        warnings.warn(message, MissingMarkWarning, stacklevel=2)
+
+
+def _warn_leaks(report: object) -> None:
+    if report:
+        from pgshare.sessions import ConnectionLeakWarning
+
+        warnings.warn(str(report), ConnectionLeakWarning, stacklevel=2)
+
+
+@pytest.fixture(scope="session")
+def pg_server(request: pytest.FixtureRequest) -> Postgres:
+    """Return the suite's Postgres: ``.dsn`` (administrative), ``.origin``, ``.version``. Skips when none is to be had."""
+    with _door(request) as live:
+        return live.server()
+
+
+@pytest.fixture(scope="session")
+def pg_migrate(request: pytest.FixtureRequest) -> Callable[[str], object] | None:
+    """Return the project's migration, a callable that takes a DSN. Override it, or set ``pg_migrate``."""
+    with _door(request) as live:
+        if live.settings.migrate is None:
+            return None
+        from pgshare.migrate import find_migration
+
+        return find_migration(live.settings.migrate, live.rootdir, name=live.settings.sources["migrate"])
+
+
+@pytest.fixture
+def pg_schema(
+    request: pytest.FixtureRequest, pg_server: Postgres, pg_migrate: Callable[[str], object] | None
+) -> Iterator[Schema]:
+    """Return this test's fresh schema: ``.dsn``, ``.connect()``, ``.env()``, ``.url(driver)``, ``.django()``, ``.channel(name)``."""
+    with _door(request) as live:
+        _note_use(request, live)
+        schema = live.create(request.node.nodeid, pg_migrate)
+        _refuse_mixed(request, schema)
+    yield schema
+    with _door(request) as live:
+        report = live.finish(schema, failed=request.node.stash.get(FAILED, False))
+    _warn_leaks(report)
+
+
+def _refuse_mixed(request: pytest.FixtureRequest, schema: Schema) -> None:
+    """A schema by search_path is invisible to a stack's server: say so instead of letting the test read past it."""
+    if "stack" not in request.fixturenames:
+        return
+    dsn = getattr(request.getfixturevalue("stack"), "dsn", None)
+    if isinstance(dsn, str):
+        from pgshare.schema import refuse_mixed
+
+        refuse_mixed(dsn, schema)
+
+
+@pytest.fixture
+def pg_dsn(pg_schema: Schema) -> str:
+    """Return the DSN of this test's fresh schema."""
+    return pg_schema.dsn
+
+
+@pytest.fixture
+def pg_conn(request: pytest.FixtureRequest, pg_schema: Schema) -> Iterator[psycopg.Connection]:
+    """Return an open psycopg connection in this test's schema; closed before the schema is dropped."""
+    conn = pg_schema.connect()
+    yield conn
+    conn.close()
+
+
+@pytest.fixture
+def pg_async_conn(pg_schema: Schema) -> Iterator[AsyncConnection]:
+    """Return an object for ``await`` or ``async with``: a psycopg connection opened in the test's own loop."""
+    from pgshare.aconn import AsyncConnection
+
+    conn = AsyncConnection(pg_schema.dsn)
+    yield conn
+    conn.close()
+
+
+@pytest.fixture
+def pg_database(request: pytest.FixtureRequest, pg_server: Postgres) -> Iterator[Database]:
+    """Return a fresh whole database, for extensions, ``public``, several schemas, channels and advisory locks."""
+    with _door(request) as live:
+        _note_use(request, live)
+        database = live.create_database(request.node.nodeid)
+    yield database
+    with _door(request) as live:
+        report = live.finish_database(database, failed=request.node.stash.get(FAILED, False))
+    _warn_leaks(report)

@@ -21,7 +21,7 @@ REFUSAL = re.compile(r"(?:failed|bad): (\w+):  (.*)")
 PASSING = re.compile(
     r"the database system is |too many clients|remaining connection slots|too many connections|no more connections allowed"
 )
-HOPELESS = re.compile(r"invalid (integer value|\w+ value|port number|connection option)|is not supported|too long")
+HOPELESS = re.compile(r"invalid (integer value|\w+ value|port number|connection option)|is not supported|too long|definition of service")
 PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
 LONGEST = 0.25
 

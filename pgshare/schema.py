@@ -11,6 +11,7 @@ from pgshare.admin import Admin
 from pgshare.deadline import Deadline
 from pgshare.errors import LeftoverError, SettingError
 from pgshare.mark import Mark
+from pgshare.scrub import without_pg_variables
 from pgshare.sessions import ConnectionLeakWarning, Report, Session
 
 if TYPE_CHECKING:
@@ -49,10 +50,12 @@ class Schema:
         return psycopg.connect(self.dsn, **options)  # type: ignore[arg-type]  # psycopg's own keywords
 
     def env(self) -> dict[str, str]:
-        """Return PG* variables that bring psql and other libpq programs into this schema."""
+        """Return a copy of the environment that brings psql and other libpq programs into this schema: for ``subprocess``."""
+        import os
+
         from pgshare import drivers
 
-        return drivers.env(self.parts)
+        return drivers.env(self.parts, os.environ)
 
     def url(self, driver: str = "libpq") -> str:
         """Return a URL for ``driver``: libpq, asyncpg, sqlalchemy, sqlalchemy+psycopg, sqlalchemy+asyncpg."""
@@ -87,8 +90,9 @@ class SchemaFactory:
 
     def __init__(self, postgres: Postgres, run: Run, settings: Settings, *, pgoptions: str = "") -> None:
         self._postgres, self._run, self._settings, self._pgoptions = postgres, run, settings, pgoptions
-        self.name = settings.named("dsn") if postgres.origin == "external" else "the server of this run"
-        self.admin = Admin(postgres.dsn, run=run.id, worker=run.worker, name=self.name)
+        self._ours = postgres.origin != "external"
+        self.name = "the server of this run" if self._ours else settings.named("dsn")
+        self.admin = Admin(postgres.dsn, run=run.id, worker=run.worker, name=self.name, ours=self._ours)
         self._proved: set[tuple[str, ...]] = set()
 
     def create(self, test: str) -> Schema:
@@ -117,7 +121,7 @@ class SchemaFactory:
             self._postgres.dsn,
             (name, *self._settings.schemas),
             name=self.name,
-            pgoptions=self._pgoptions if self._postgres.origin == "external" else "",
+            pgoptions="" if self._ours else self._pgoptions,
             application_name=app,
         )
         # A name of the user's own stays; then sessions of this schema are known by their locks alone.
@@ -152,7 +156,8 @@ class SchemaFactory:
             return
         if self._settings.schemas:
             self._check_extra()
-        probe.prove_isolation(schema.dsn, schema.name, name=self.name)
+        with without_pg_variables() if self._ours else contextlib.nullcontext():
+            probe.prove_isolation(schema.dsn, schema.name, name=self.name)
         self._proved.add(shape)
 
     def _check_extra(self) -> None:

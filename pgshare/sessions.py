@@ -61,7 +61,8 @@ class Report:
 
 
 COLUMNS = "a.pid, a.backend_start, a.application_name, coalesce(a.state, 'unknown'), coalesce(a.query, '')"
-OTHERS = f"select {COLUMNS} from pg_stat_activity a where a.pid <> pg_backend_pid() and a.datname = current_database()"  # noqa: S608  # constants
+ALL = f"select {COLUMNS} from pg_stat_activity a where a.pid <> pg_backend_pid()"  # noqa: S608  # constants
+OTHERS = f"{ALL} and a.datname = current_database()"
 BY_NAME = f"{OTHERS} and a.application_name = %(app)s"
 # A session of this schema by what it holds: locks on the schema's own relations.
 BY_LOCKS = (
@@ -102,7 +103,7 @@ def still_there(conn: psycopg.Connection, sessions: Sequence[Session]) -> list[S
     if not sessions:
         return []
     known = {(session.pid, session.started) for session in sessions}
-    rows = find(conn, f"{OTHERS} and a.pid = any(%(pids)s)", pids=[session.pid for session in sessions])
+    rows = find(conn, f"{ALL} and a.pid = any(%(pids)s)", pids=[session.pid for session in sessions])
     return [session for session in rows if (session.pid, session.started) in known]
 
 

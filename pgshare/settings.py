@@ -84,6 +84,12 @@ OPTIONS = (
         help="keep the embedded server's data in memory: auto wants 1 GiB of room",
     ),
     Option(
+        name="census",
+        kind="switch",
+        default=False,
+        help="list what each test added outside of its schema: roles, databases, large objects, and the like",
+    ),
+    Option(
         name="migrate",
         kind="text",
         metavar="TARGET",
@@ -116,6 +122,7 @@ class Settings:
     bin: str | None = None
     schemas: tuple[str, ...] = ()
     memory: str = "auto"
+    census: bool = False
     migrate: str | None = None
     state_dir: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -41,7 +41,8 @@ class Postgres:
     version_num: int
     source: str
     gate: str = ""
-    took: float = 0.0  # seconds from the request to a proven server
+    took: float = 0.0  # seconds from the request to a proven server, in this process
+    ready_after: float = 0.0  # seconds from the keeper's spawn to the gate
     place: str = ""
     pid: int = 0
     started_here: bool = False
@@ -117,6 +118,7 @@ def _postgres(reply: Message, *, took: float, started_here: bool) -> Postgres:
         version_num=int(str(facts["version_num"])),
         source=str(facts["source"]),
         gate=str(facts["gate"]),
+        ready_after=float(str(facts["ready_after"])),
         took=took,
         place=str(facts["place"]),
         pid=int(str(reply["pid"])),

@@ -1,0 +1,186 @@
+"""One pytest process's use of Postgres: acquire once, remember a failure, make and drop schemas, leave in order.
+
+Everything that plugin.py does not do itself, without importing pytest.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from pgshare.errors import LeftoverError, PgshareError, TemplateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pgshare.acquire import Acquired
+    from pgshare.database import Database
+    from pgshare.run import Run
+    from pgshare.schema import Schema, SchemaFactory
+    from pgshare.sessions import Report
+    from pgshare.settings import Settings
+    from pgshare.suite import Postgres
+
+
+class Live:
+    """The state of one process of a run. ``is_controller``: it leaves last and ends the run."""
+
+    def __init__(self, settings: Settings, rootdir: str, workerinput: Mapping[str, object] | None, worker: str) -> None:
+        self.settings, self.rootdir = settings, rootdir
+        self._workerinput, self._worker = workerinput, worker
+        self.is_controller = workerinput is None
+        self._run: Run | None = None
+        self._acquired: Acquired | None = None
+        self._error: PgshareError | None = None
+        self._factory: SchemaFactory | None = None
+        self._taken: dict[str, str] = {}
+        self._migration_failed = ""
+        self._census: frozenset[str] | None = None
+        self.residue: list[str] = []
+        self.kept: list[tuple[str, str]] = []  # (test, schema name)
+        self.keep_server = False
+
+    @property
+    def run(self) -> Run:
+        """This run: the controller's, or the one that it handed to this worker."""
+        if self._run is None:
+            from pgshare.run import Run
+
+            if self._workerinput is None:
+                self._run = Run.new(self.settings.state_dir, checkout=self.rootdir)
+            else:
+                self._run = Run.from_workerinput(self._workerinput, self._worker)
+        return self._run
+
+    def server(self) -> Postgres:
+        """Return the run's Postgres; the first failure is remembered, so that nothing is waited for twice."""
+        if self._error is not None:
+            raise self._error
+        if self._acquired is None:
+            from pgshare.acquire import acquire
+
+            try:
+                self._acquired = acquire(self.run, self.settings)
+            except PgshareError as exc:
+                self._error = exc
+                raise
+            if self._acquired.lease is not None:
+                from pgshare import scrub
+
+                self._taken = scrub.take_out(os.environ)
+        return self._acquired.postgres
+
+    @property
+    def factory(self) -> SchemaFactory:
+        """The maker of this process's schemas."""
+        if self._factory is None:
+            from pgshare.schema import SchemaFactory
+
+            self._factory = SchemaFactory(self.server(), self.run, self.settings, pgoptions=os.environ.get("PGOPTIONS", ""))
+        return self._factory
+
+    def create(self, test: str, migration: Callable[[str], object] | None) -> Schema:
+        """Return a fresh schema for ``test``, migrated when there is a migration."""
+        __tracebackhide__ = True
+        if self._migration_failed:
+            raise TemplateError(f"the migration failed, its traceback is at {self._migration_failed}")
+        if self.settings.census and self._census is None:
+            self._census = self._take_census()
+        schema = self.factory.create(test)
+        if migration is not None:
+            from pgshare.migrate import run_migration
+
+            try:
+                run_migration(migration, schema.dsn, test=test)
+            except TemplateError:
+                self._migration_failed = test
+                self._drop_quietly(schema)
+                raise
+        return schema
+
+    def _drop_quietly(self, schema: Schema) -> None:
+        try:
+            self.factory.drop(schema)
+        except LeftoverError:
+            return  # stays marked; the migration's own error is what matters here
+
+    def finish(self, schema: Schema, *, failed: bool) -> Report | None:
+        """Drop a test's schema and report its connections, or keep it when asked to."""
+        if self._keeps(schema, failed=failed):
+            return None
+        report = self.factory.drop(schema)
+        self._look_for_residue(schema.test)
+        return report
+
+    def _keeps(self, schema: Schema, *, failed: bool) -> bool:
+        if self.settings.keep == "never" or (self.settings.keep == "failed" and not failed):
+            return False
+        from pgshare import keep
+
+        ours = self._acquired is not None and self._acquired.lease is not None
+        keep.record(self.run, schema, server_ours=ours)
+        self.kept.append((schema.test, schema.name))
+        self.keep_server = self.keep_server or ours
+        return True
+
+    def create_database(self, test: str) -> Database:
+        """Return a fresh whole database for ``test``."""
+        from pgshare import database
+
+        server = self.server()
+        return database.create(self.factory.admin, server.dsn, self.run, test, version_num=server.version_num)
+
+    def finish_database(self, found: Database, *, failed: bool) -> Report | None:
+        """Drop a test's database, or keep it when asked to."""
+        if self._keeps(found, failed=failed):
+            return None
+        from pgshare import database
+
+        return database.drop(self.factory.admin, found)
+
+    def _take_census(self) -> frozenset[str]:
+        from pgshare import census
+
+        return census.take(self.factory.admin.conn)
+
+    def _look_for_residue(self, test: str) -> None:
+        if self._census is None:
+            return
+        from pgshare import census
+
+        now = self._take_census()
+        new = census.added(self._census, now)
+        self._census = now
+        if new:
+            self.residue.append(f"{test}: {', '.join(new)}")
+
+    def close(self) -> None:
+        """Give back what this process holds, without ending the run. Idempotent."""
+        if self._factory is not None:
+            self._factory.close()
+            self._factory = None
+        if self._taken:
+            from pgshare import scrub
+
+            scrub.put_back(os.environ, self._taken)
+            self._taken = {}
+        if self._acquired is not None and self._acquired.lease is not None and not self.is_controller:
+            self._acquired.lease.close()
+
+    def leave(self) -> list[str]:
+        """End the run as its controller: everything that is ours stops; return what could not be cleaned. Idempotent."""
+        self.close()
+        if not self.is_controller or self._run is None:
+            return []
+        from pgshare import keep, lease
+
+        held = self._acquired.lease if self._acquired is not None else None
+        self._acquired = None
+        run, self._run = self._run, None
+        try:
+            found = held or lease.connect(run)
+            if found is not None:
+                return found.leave(keep=keep.SERVER_KEPT_FOR if self.keep_server else 0.0)
+        except PgshareError as exc:
+            return [str(exc)]
+        return []
