@@ -31,10 +31,15 @@ def records(top: str) -> Iterator[dict[str, object]]:
     """Yield every record below the state folder ``top``."""
     runs = os.path.join(top, "runs")
     for run_id in sorted(os.listdir(runs)) if os.path.isdir(runs) else []:
-        folder = os.path.join(runs, run_id, FOLDER)
-        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
-            with open(os.path.join(folder, name), encoding="utf-8") as file:
-                yield json.load(file)
+        yield from records_of(os.path.join(runs, run_id))
+
+
+def records_of(run_folder: str) -> Iterator[dict[str, object]]:
+    """Yield the records of one run."""
+    folder = os.path.join(run_folder, FOLDER)
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        with open(os.path.join(folder, name), encoding="utf-8") as file:
+            yield json.load(file)
 
 
 def how_to_connect(name: str) -> str:

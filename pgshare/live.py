@@ -68,7 +68,15 @@ class Live:
                 from pgshare import scrub
 
                 self._taken = scrub.take_out(os.environ)
+            self._recover()
         return self._acquired.postgres
+
+    def _recover(self) -> None:
+        """Clean up after runs that died, once a live fixture was really needed; what must stay is reported, not fatal."""
+        from pgshare.run import state_root
+        from pgshare.runs import recover_dead
+
+        self.residue += recover_dead(state_root(self.settings.state_dir, os.environ), skip=self.run.id)
 
     @property
     def factory(self) -> SchemaFactory:
@@ -157,6 +165,7 @@ class Live:
     def close(self) -> None:
         """Give back what this process holds, without ending the run. Idempotent."""
         if self._factory is not None:
+            self._sweep_external()
             self._factory.close()
             self._factory = None
         if self._taken:
@@ -166,6 +175,23 @@ class Live:
             self._taken = {}
         if self._acquired is not None and self._acquired.lease is not None and not self.is_controller:
             self._acquired.lease.close()
+
+    def _sweep_external(self) -> None:
+        """On a server that others use too: one process of the run clears what dead runs left there."""
+        import psycopg
+
+        ours = self._acquired is None or self._acquired.lease is not None
+        if ours or self._worker not in ("main", "gw0") or self._factory is None:
+            return
+        from pgshare.run import cache_folder
+        from pgshare.sweep import sweep_seen_before
+
+        seen = os.path.join(cache_folder(self.settings.state_dir, os.environ), "seen-dead.json")
+        try:
+            report = sweep_seen_before(self._factory.admin.conn, seen)
+        except (psycopg.Error, PgshareError):
+            return  # the server is going away or refuses: the next run looks again
+        self.residue += [f"{item.kind} {item.name} of a dead run could not be dropped: {why}" for item, why in report.kept]
 
     def leave(self) -> list[str]:
         """End the run as its controller: everything that is ours stops; return what could not be cleaned. Idempotent."""

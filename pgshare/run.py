@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PREFIX = "pgshare"
 MARKER = ".pgshare"
+OWNER = "owner"
 # sun_path holds 108 bytes on Linux and 104 elsewhere; the longest name in a socket folder is "/.s.PGSQL.65535.lock".
 SOCKET_FOLDER_LIMIT = 86
 
@@ -86,6 +87,18 @@ class Run:
         for folder in dict.fromkeys((self.folder, self.sockets)):
             ensure_private(folder, mode)
             write_marker(folder, self.id)
+        self._write_owner()
+
+    def _write_owner(self) -> None:
+        """Say whose run this is: who finds the folder later can tell a dead run from a living one."""
+        boot, pid, start = self.controller
+        path = os.path.join(self.folder, OWNER)
+        fd = os.open(f"{path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(fd, f"{boot}\n{pid}\n{start}\n{self.sockets}\n".encode())
+        finally:
+            os.close(fd)
+        os.rename(f"{path}.{os.getpid()}", path)
 
 
 def write_marker(folder: str, run_id: str) -> None:

@@ -9,26 +9,26 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgshare.deadline import Deadline, hang_budget
-from pgshare.errors import LeftoverError, ServerStartError
+from pgshare.errors import LeftoverError, ServerStartError, SettingError
 from pgshare.ports import ATTEMPTS, free_ports
-from pgshare.run import Run, cache_folder
+from pgshare.run import SOCKET_FOLDER_LIMIT, Run, cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
+    from pgshare.account import Account
+    from pgshare.binaries import Binaries
+    from pgshare.cluster import Template
     from pgshare.lease import Lease
     from pgshare.settings import Settings
     from pgshare.wire import Message
 
 NAME = "postgres"
-USER = DATABASE = "postgres"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ def component(  # noqa: PLR0913  # one value per fact of a server
         "env": {**cluster.child_env(binaries), "NOTIFY_SOCKET": notify},
         "uid": uid,
         "gid": gid,
-        "dirs": [[folder, 0o700]] + ([] if socket_dir else [[sockets, 0o700]]),
+        "dirs": [[folder, 0o700], [sockets, 0o700]],
         "unpack": [template.pack, data],
         "data": data,
         "log": os.path.join(run.folder, "postgres.log"),
@@ -216,3 +216,125 @@ def _escape(value: str) -> str:
     if value and not any(char in value for char in " '\\"):
         return value
     return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+@contextlib.contextmanager
+def suite_postgres(
+    state_dir: str | os.PathLike[str] | None = None,
+    socket_dir: str | os.PathLike[str] | None = None,
+    port: int | None = None,
+    *,
+    settings: Settings | None = None,
+    server_settings: Mapping[str, str] | None = None,
+    timeout: float | None = None,
+) -> Iterator[Postgres]:
+    """Run a throwaway server for the block, without pytest; everything of it is gone afterwards, and when this process is killed.
+
+    Data goes below ``state_dir`` and the socket below ``socket_dir`` (both into new folders of their own, default: the run's
+    folder, data in memory where there is room). With ``port`` the server also listens on 127.0.0.1. ``timeout`` in seconds.
+
+    Raises OriginUnavailableError, SettingError, ServerStartError, KeeperError; LeftoverError when something could not be removed.
+    """
+    from pgshare import lease as leases
+    from pgshare.settings import settings_from_env
+
+    began = time.perf_counter()
+    found = settings_from_env() if settings is None else settings
+    run = Run.new(found.state_dir)
+    deadline = Deadline.after(hang_budget() if timeout is None else timeout)
+    spec = _own_component(run, found, deadline, state_dir, socket_dir, port, server_settings)
+    lease = leases.join(run)
+    try:
+        lease.start(spec)
+        import psycopg  # noqa: F401  # while the server starts
+
+        reply = lease.receive(Deadline.after(deadline.left + leases.LEAVE_BUDGET))
+        if reply["state"] == "verify":
+            reply = _prove(lease, reply, deadline)
+        if reply["state"] != "ready":
+            raise _failed(reply)
+        yield _postgres(reply, took=time.perf_counter() - began, started_here=True)
+    finally:
+        left = lease.leave()
+    if left:
+        raise LeftoverError("the server could not be removed completely", holders=left)
+
+
+def _own_component(  # noqa: PLR0913, PLR0917  # the public function's arguments, checked and completed
+    run: Run,
+    settings: Settings,
+    deadline: Deadline,
+    state_dir: str | os.PathLike[str] | None,
+    socket_dir: str | os.PathLike[str] | None,
+    port: int | None,
+    extra: Mapping[str, str] | None,
+) -> dict[str, object]:
+    from pgshare import cluster
+    from pgshare.account import current_account
+    from pgshare.binaries import find_binaries, readable_copy
+    from pgshare.place import choose_place
+    from pgshare.ports import check_port
+
+    if port is not None:
+        check_port(port, name="port")
+    cache = cache_folder(settings.state_dir, os.environ)
+    account = current_account()
+    binaries = readable_copy(
+        find_binaries(settings.bin, os.environ, cache, setting=settings.named("bin")), account, cache
+    )
+    folder, sockets = None, None
+    if state_dir is not None:
+        folder = own_folder(state_dir, run, account, name="state_dir")
+    if socket_dir is not None:
+        sockets = own_folder(socket_dir, run, account, name="socket_dir")
+        check_socket_folder(sockets, name="socket_dir")
+    template = cluster.ensure_template(binaries, account, cache, fresh=settings.fresh, deadline=deadline)
+    place = choose_place(settings.memory, run.folder, f"pgshare_{run.id}")
+    return component(
+        run,
+        binaries,
+        account,
+        template,
+        folder=folder or place.folder,
+        place=str(place) if folder is None else f"disk ({folder})",
+        source=f"{binaries.origin}: {binaries.bin_dir}",
+        timeout=deadline.left,
+        port=port,
+        socket_dir=sockets,
+        extra={**({"listen_addresses": "127.0.0.1"} if port is not None else {}), **(extra or {})},
+    )
+
+
+def own_folder(parent: str | os.PathLike[str], run: Run, account: Account, *, name: str) -> str:
+    """Return the folder to be made for ``run`` below ``parent``, which exists afterwards and which the server's user can enter."""
+    from pgshare.binaries import can_reach
+
+    folder = os.path.abspath(os.fspath(parent))
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as exc:
+        raise SettingError(f"{name}={folder!r} cannot be made: {exc.strerror}") from exc
+    if account.drop and not can_reach(folder, account):
+        raise SettingError(
+            f"{name}={folder!r} cannot be entered by {account.name!r}, the user that the server runs as because we are root; "
+            "choose a folder outside of private ones"
+        )
+    return os.path.join(folder, run.id)
+
+
+def check_socket_folder(folder: str, *, name: str) -> None:
+    """Raise SettingError, before anything is made, for a folder whose path is too long for a socket."""
+    length = len(os.fsencode(folder))
+    if length > SOCKET_FOLDER_LIMIT:
+        raise SettingError(
+            f"{name}: {folder!r} has {length} bytes, a socket's folder may have {SOCKET_FOLDER_LIMIT}; choose a shorter one"
+        )
+
+
+def start_suite_postgres(
+    state_dir: str | os.PathLike[str], socket_dir: str | os.PathLike[str], port: int | None = None
+) -> tuple[str, Callable[[], None]]:
+    """Start a throwaway server and return its DSN and a function that ends it (idempotent). Errors as ``suite_postgres``."""
+    stack = contextlib.ExitStack()
+    postgres = stack.enter_context(suite_postgres(state_dir, socket_dir, port))
+    return postgres.dsn, stack.close
