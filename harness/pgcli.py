@@ -94,13 +94,13 @@ def run_schemas(arguments: argparse.Namespace, env: Mapping[str, str], stdout: T
     return 0
 
 
-def run_url(arguments: argparse.Namespace, env: Mapping[str, str], stdout: TextIO, stderr: TextIO) -> int:
+def run_url(arguments: argparse.Namespace, env: Mapping[str, str], stdout: TextIO, _: TextIO) -> int:
     """Print a DSN. The one place that prints a password, because the user asks for it."""
     from pgshare import conninfo, drivers, keep
     from pgshare.run import state_root
 
     if arguments.name is None:
-        dsn, name, _ = _dsn(arguments, env)
+        dsn, name, _settings_used = _dsn(arguments, env)
     else:
         top = state_root(_settings(arguments, env).state_dir, env)
         kept = {str(record["name"]): str(record["dsn"]) for record in keep.records(top)}

@@ -38,7 +38,7 @@ def wait_for(
 
 
 def assert_never(probe: Callable[[], bool], *, owner: str, within: float) -> None:
-    """Fail as soon as ``probe`` is true inside the window of ``within`` seconds. The window is the assertion: it is never scaled."""
+    """Fail as soon as ``probe`` is true within ``within`` seconds. The window is the assertion: it is never scaled."""
     deadline.assert_never(owner, probe, within=within)
 
 

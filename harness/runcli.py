@@ -79,7 +79,7 @@ def _remove(found: Found, stdout: TextIO, *, dry_run: bool) -> list[str]:
     return runs.end_kept(found.run) if found.state == runs.KEPT_ALIVE else runs.recover(found.run)
 
 
-def run_doctor(arguments: argparse.Namespace, env: Mapping[str, str], stdout: TextIO, stderr: TextIO) -> int:
+def run_doctor(arguments: argparse.Namespace, env: Mapping[str, str], stdout: TextIO, _: TextIO) -> int:
     """Say what works here; 69 when no Postgres is to be had."""
     from pgshare import acquire
     from pgshare.account import current_account
@@ -105,7 +105,9 @@ def run_doctor(arguments: argparse.Namespace, env: Mapping[str, str], stdout: Te
     else:
         run = Run.new(settings.state_dir, env)
         acquired = acquire.acquire(run, settings, env)
-        lines["started"] = f"Postgres {acquired.postgres.version} in {acquired.postgres.took * 1000:.0f} ms ({acquired.postgres.gate})"
+        lines["started"] = (
+            f"Postgres {acquired.postgres.version} in {acquired.postgres.took * 1000:.0f} ms ({acquired.postgres.gate})"
+        )
         if acquired.lease is not None:
             left = acquired.lease.leave()
             lines["left behind"] = left or "nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from pgshare.acquire import acquire_dsn as acquire_dsn
+    from pgshare.acquire import isolated_schema as isolated_schema
     from pgshare.database import Database as Database
     from pgshare.errors import InventoryError as InventoryError
     from pgshare.errors import KeeperError as KeeperError
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from pgshare.errors import SettingError as SettingError
     from pgshare.errors import TemplateError as TemplateError
     from pgshare.schema import Schema as Schema
-    from pgshare.schema import isolated_schema as isolated_schema
     from pgshare.sessions import ConnectionLeakWarning as ConnectionLeakWarning
     from pgshare.settings import Settings as Settings
     from pgshare.suite import Postgres as Postgres
@@ -42,7 +42,7 @@ _HOME = {
     "Settings": "settings",
     "TemplateError": "errors",
     "acquire_dsn": "acquire",
-    "isolated_schema": "schema",
+    "isolated_schema": "acquire",
     "start_suite_postgres": "suite",
     "suite_postgres": "suite",
 }

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 class AsyncConnection:
     """What ``pg_async_conn`` gives: ``async with pg_async_conn as conn`` or ``conn = await pg_async_conn``.
 
-    The fixture itself is synchronous, so it works under anyio, pytest-asyncio in both modes, and any runner of asyncio. Awaited, the
-    connection is closed after the test; as a context manager at the end of its block.
+    The fixture itself is synchronous, so it works under anyio, pytest-asyncio in both modes, and any runner of asyncio.
+    Awaited, the connection is closed after the test; as a context manager at the end of its block.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -41,9 +41,7 @@ class AsyncConnection:
         """Open the connection."""
         return await self._open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         """Commit (roll back after an exception) and close, as psycopg's own connection does."""
         conn, self._conn = self._conn, None
         if conn is not None:
@@ -57,7 +55,7 @@ class AsyncConnection:
 
 
 def _refuse_other_loops() -> None:
-    """psycopg speaks asyncio; say so on trio, instead of an AttributeError from deep inside."""
+    """Psycopg speaks asyncio; say so on trio, instead of an AttributeError from deep inside."""
     sniffio = sys.modules.get("sniffio")
     try:
         running = sniffio.current_async_library() if sniffio is not None else "asyncio"
@@ -65,6 +63,6 @@ def _refuse_other_loops() -> None:
         running = "asyncio"
     if running != "asyncio":
         raise SettingError(
-            f"pg_async_conn needs asyncio, and this test runs on {running}: psycopg has no {running} support; use pg_conn in a thread, "
-            "or run the test on asyncio"
+            f"pg_async_conn needs asyncio, and this test runs on {running}: psycopg has no {running} support; "
+            "use pg_conn in a thread, or run the test on asyncio"
         )

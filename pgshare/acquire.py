@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Literal
 from pgshare.errors import OriginUnavailableError, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pgshare.lease import Lease
     from pgshare.run import Run
+    from pgshare.schema import Schema
     from pgshare.settings import Settings
     from pgshare.suite import Postgres
 
@@ -138,3 +140,33 @@ def acquire_dsn(settings: Settings | None = None) -> str:
 
 # What acquire_dsn holds until the process ends: closing a lease would end nothing, but losing it would look like leaving.
 _held: list[Acquired] = []
+
+
+@contextlib.contextmanager
+def isolated_schema(dsn: str, *, test: str = "", settings: Settings | None = None) -> Iterator[Schema]:
+    """Give a fresh schema on the server at ``dsn``, without pytest; dropped at the end whatever happened inside.
+
+    Raises SettingError and NotReadyError as the fixtures do, LeftoverError when the schema could not be dropped, and warns
+    (ConnectionLeakWarning) about connections that were left open.
+    """
+    import dataclasses
+    import warnings
+
+    from pgshare.run import Run
+    from pgshare.schema import SchemaFactory
+    from pgshare.sessions import ConnectionLeakWarning
+    from pgshare.settings import Settings as Made
+
+    found = dataclasses.replace(Made() if settings is None else settings, dsn=dsn)
+    run = Run.new(found.state_dir)
+    factory = SchemaFactory(acquire(run, found).postgres, run, found, pgoptions=os.environ.get("PGOPTIONS", ""))
+    try:
+        schema = factory.create(test)
+        try:
+            yield schema
+        finally:
+            report = factory.drop(schema)
+        if report:
+            warnings.warn(str(report), ConnectionLeakWarning, stacklevel=3)
+    finally:
+        factory.close()

@@ -42,7 +42,8 @@ class Admin:
         conn.prepare_threshold = None
         # Shared: every process of the run holds it; others only read pg_locks to see that the run is alive.
         conn.execute(
-            OWN_SETTINGS + f"set idle_session_timeout = 0; select pg_advisory_lock_shared({mark.LOCK_CLASS}, {mark.lock_key(self._run)})"
+            OWN_SETTINGS
+            + f"set idle_session_timeout = 0; select pg_advisory_lock_shared({mark.LOCK_CLASS}, {mark.lock_key(self._run)})"
         )
         return conn
 
@@ -57,13 +58,13 @@ class Admin:
         self.forget()
 
 
-def open_slot(dsn: str, *, name: str, **extra: str) -> psycopg.Connection:
+def open_slot(dsn: str, *, name: str, application_name: str) -> psycopg.Connection:
     """Connect, waiting a bounded time for a free slot; SettingError then says who holds them."""
     import psycopg
 
     def attempt() -> psycopg.Connection:
         try:
-            return probe.connect(dsn, **extra)
+            return probe.connect(dsn, application_name=application_name)
         except psycopg.OperationalError as exc:
             if probe.is_definite(exc):
                 raise SettingError(f"{name}: the server refused the connection: {probe.reason(exc)}") from None

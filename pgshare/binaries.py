@@ -157,9 +157,7 @@ def _version(program: str, kept: str) -> str:
         pass
     import subprocess
 
-    done = subprocess.run(
-        [program, "--version"], capture_output=True, text=True, timeout=30, env={"LC_ALL": "C"}, check=False
-    )
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30, env={"LC_ALL": "C"}, check=False)
     match = re.search(r"(\d+)(?:\.(\d+)|\w*)", done.stdout)
     if done.returncode or match is None:
         raise ServerStartError(f"{program} --version ended with {done.returncode}", log_tail=done.stderr.strip())
@@ -223,7 +221,7 @@ def _copy_installation(top: str, parts: list[str], copy: str) -> None:
         try:
             for part in parts:
                 shutil.copytree(os.path.join(top, part), os.path.join(making, part), symlinks=True)
-            os.chmod(making, 0o755)
+            os.chmod(making, 0o711)  # noqa: S103  # the server's user must enter it
             os.rename(making, copy)
         finally:
             shutil.rmtree(making, ignore_errors=True)

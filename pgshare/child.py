@@ -73,7 +73,7 @@ else:
             pass
         return "?", 0, 0
 
-    def children_of(pid: int) -> list[int]:
+    def children_of(_: int) -> list[int]:
         """Return nothing: without /proc only recorded pids are known."""
         return []
 
@@ -200,7 +200,8 @@ def _prctl(option: int, value: int) -> bool:
         return False
     import ctypes
 
-    return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+    done: int = ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+    return done == 0
 
 
 def reset_signals() -> None:
@@ -273,7 +274,7 @@ def _become(  # noqa: PLR0913, PLR0917  # the parts of one exec, used once
     if before_exec is not None:
         before_exec()
     os.chdir("/")
-    os.execve(argv[0], list(argv), dict(env))
+    os.execve(argv[0], list(argv), dict(env))  # noqa: S606  # an exact argv of ours
 
 
 def is_missing(exc: OSError) -> bool:

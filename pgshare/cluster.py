@@ -1,4 +1,4 @@
-"""One embedded cluster: a prepared data folder, the server's command line, and the proof that what answers is ours."""
+"""One embedded cluster: the server's command line and environment, and the proof that what answers is ours."""
 
 from __future__ import annotations
 
@@ -7,60 +7,20 @@ import hashlib
 import hmac
 import os
 import secrets
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pgshare import datadir
 from pgshare.deadline import NotYet, poll
 from pgshare.errors import ServerStartError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pgshare.account import Account
     from pgshare.binaries import Binaries
     from pgshare.deadline import Deadline
 
 USER = DATABASE = "postgres"
 PORT = 5432  # only part of the socket's file name: the folder is the run's own
 SCRAM_ITERATIONS = 4096  # some drivers refuse fewer
-INITDB = ("--no-sync", "--encoding=UTF8", "--auth=scram-sha-256", f"--username={USER}", "--wal-segsize=1")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Template:
-    """A data folder fresh from initdb, packed in the cache. ``took`` is in seconds, 0 when it was there already."""
-
-    pack: str
-    password: str
-    took: float
-
-
-def ensure_template(binaries: Binaries, account: Account, cache: str, *, fresh: bool, deadline: Deadline) -> Template:
-    """Return the prepared data folder for these binaries, making it once per cache.
-
-    Raises ServerStartError with initdb's own words. A maker that dies half-way leaves nothing that is ever used.
-    """
-    settings = hashlib.blake2b(repr((INITDB, datadir.MAGIC)).encode(), digest_size=4).hexdigest()
-    pack = os.path.join(cache, f"data-{binaries.version}-{binaries.key}-{settings}.pack")
-    if not fresh:
-        ready = _read(pack)
-        if ready is not None:
-            return ready
-    from pgshare.initdb import build
-
-    return build(binaries, account, pack, fresh=fresh, deadline=deadline)
-
-
-def _read(pack: str) -> Template | None:
-    """Return the template in the cache when it is whole. The password file is renamed into place before the pack."""
-    if not datadir.is_whole(pack):
-        return None
-    try:
-        with open(f"{pack}.password", encoding="ascii") as file:
-            return Template(pack=pack, password=file.read(), took=0.0)
-    except OSError:
-        return None
 
 
 def child_env(binaries: Binaries) -> dict[str, str]:
@@ -68,7 +28,7 @@ def child_env(binaries: Binaries) -> dict[str, str]:
     return {"PATH": os.pathsep.join([binaries.bin_dir, "/usr/bin", "/bin"]), "LC_ALL": "C", "TZ": "UTC", "PGTZ": "UTC"}
 
 
-def server_command(
+def server_command(  # noqa: PLR0913  # one value per fact of a server
     binaries: Binaries, data: str, socket_dir: str, *, port: int, tcp: bool, nonce: str, extra: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the server's argv for throwaway data; ``extra`` settings win."""
@@ -139,7 +99,7 @@ def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> dict
         try:
             with without_pg_variables():
                 return psycopg.connect(
-                    **address,
+                    **address,  # type: ignore[arg-type]  # libpq's keys, not psycopg's keywords
                     password=str(facts["template_password"]),
                     connect_timeout=10,
                     application_name="pgshare start",

@@ -6,12 +6,11 @@ by looking every few ms where there is none). Whatever fires first is named in t
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
 import sys
 import time
-
-import _socket
 
 from pgshare import child, datadir, reaper
 
@@ -35,9 +34,10 @@ class Component:
         self.state = "starting"  # -> verify -> ready, or failed
         self.gate, self.took = "", 0.0
         self.verifier = -1
-        self.facts: dict[str, object] = dict(_mapping(spec.get("facts")))
-        self.pid, self.identity, self.returncode, self.error = 0, None, None, ""  # type: ignore[var-annotated]
-        self.identity: Identity | None
+        self.facts = _mapping(spec.get("facts"))
+        self.pid, self.error = 0, ""
+        self.identity: Identity | None = None
+        self.returncode: int | None = None
         self.rows: list[str] = []
         self._fds: list[int] = []
         self._notify: _socket.socket | None = None
@@ -83,7 +83,7 @@ class Component:
         notify = self.spec.get("notify")
         if notify:
             self._notify = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM)
-            self._notify.setblocking(False)
+            self._notify.setblocking(False)  # noqa: FBT003  # the standard library's signature
             self._notify.bind(str(notify))
             uid, gid = self._account()
             if uid is not None and gid is not None:
@@ -109,9 +109,7 @@ class Component:
         env = {str(key): str(value) for key, value in _mapping(self.spec.get("env")).items()}
         death = child.SIGNALS[str(self.spec.get("death_signal", "KILL"))]
         try:
-            self.pid = child.spawn(
-                argv, env, log_fd=log, account=self._account(), death_signal=death, before_exec=unpack
-            )
+            self.pid = child.spawn(argv, env, log_fd=log, account=self._account(), death_signal=death, before_exec=unpack)
         finally:
             os.close(log)
             if source >= 0:
@@ -263,5 +261,5 @@ def _says_ready(pidfile: str) -> bool:
     return len(lines) > 7 and lines[7].strip() == "ready"
 
 
-def _mapping(value: object) -> dict[object, object]:
-    return value if isinstance(value, dict) else {}
+def _mapping(value: object) -> dict[str, object]:
+    return {str(key): item for key, item in value.items()} if isinstance(value, dict) else {}

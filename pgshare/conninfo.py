@@ -160,9 +160,7 @@ def settings_in(options: str) -> Iterator[str]:
     for word in words:
         if word == "-c":
             assignment = next(words, "")
-        elif word.startswith("-c"):
-            assignment = word[2:]
-        elif word.startswith("--"):
+        elif word.startswith(("-c", "--")):
             assignment = word[2:]
         else:
             continue

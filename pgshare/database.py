@@ -56,7 +56,8 @@ def create(admin: Admin, base_dsn: str, run: Run, test: str, *, version_num: int
         poll(f"template database {TEMPLATE}", attempt, Deadline.after(TEMPLATE_WAIT))
     except errors.InsufficientPrivilege as exc:
         raise SettingError(
-            f"pg_database needs a role that may create databases: {exc}; run: ALTER ROLE {conninfo.quote_ident(parts.get('user', 'you'))} CREATEDB"
+            f"pg_database needs a role that may create databases: {exc}; run: "
+            f"ALTER ROLE {conninfo.quote_ident(parts.get('user', 'you'))} CREATEDB"
         ) from None
     mark = Mark.now(run.id, run.worker, test).text()
     admin.conn.execute(sql.SQL("comment on database {} is {}").format(sql.Identifier(name), sql.Literal(mark)))

@@ -33,8 +33,8 @@ def pack(folder: str, out: str) -> None:
     try:
         os.write(fd, MAGIC + len(index).to_bytes(8, "big") + index)
         for line in lines:
-            kind, _, size, place, path = line.split("\t")
-            if kind == "f" and int(size):
+            kind, _, length, place, path = line.split("\t")
+            if kind == "f" and int(length):
                 _copy_in(os.path.join(folder, path), fd, start + int(place))
         os.pwrite(fd, MAGIC, start + offset)
         os.fsync(fd)

@@ -60,7 +60,7 @@ def backoff(first: float = FIRST_PAUSE, longest: float = LONGEST_PAUSE) -> Itera
         pause = min(longest, pause * 2)
 
 
-def poll(  # noqa: PLR0913  # the knobs of the one wait loop, all but three for tests
+def poll(  # the knobs of the one wait loop, all but three for tests
     what: str,
     attempt: Callable[[], T],
     deadline: Deadline,
@@ -73,7 +73,7 @@ def poll(  # noqa: PLR0913  # the knobs of the one wait loop, all but three for 
 
     The first try is immediate. Only NotYet and the ``not_yet`` types mean "again"; everything else propagates at once.
     """
-    again = (NotYet, *not_yet)
+    again: tuple[type[Exception], ...] = (NotYet, *not_yet)
     waits = iter(backoff() if pauses is None else pauses)
     attempts = 0
     while True:
@@ -107,7 +107,8 @@ def assert_never(
 
 def hang_budget(env: Mapping[str, str] | None = None) -> float:
     """Return how long anything may take before it counts as hung, in seconds: HARNESS_HANG_BUDGET (default 60, at least
-    the floor of 10) times HARNESS_TIMEOUT_SCALE."""
+    the floor of 10) times HARNESS_TIMEOUT_SCALE.
+    """
     found = os.environ if env is None else env
     budget = _number(found, "HARNESS_HANG_BUDGET", HANG_BUDGET, least=RACE_FLOOR)
     return budget * _number(found, "HARNESS_TIMEOUT_SCALE", 1.0, least=1.0)

@@ -35,10 +35,11 @@ VARIABLES = {
     "passfile": "PGPASSFILE",
 }
 # Keys that asyncpg's URL knows under the same name; any other key of a URL becomes a server setting there.
-ASYNCPG = (
-    "host port user password dbname passfile sslmode sslcert sslkey sslrootcert sslcrl sslpassword sslnegotiation "
-    "ssl_min_protocol_version ssl_max_protocol_version target_session_attrs krbsrvname gsslib application_name"
-).split()
+ASYNCPG_KEYS = """
+host port user password dbname passfile sslmode sslcert sslkey sslrootcert sslcrl sslpassword sslnegotiation
+ssl_min_protocol_version ssl_max_protocol_version target_session_attrs krbsrvname gsslib application_name
+"""
+ASYNCPG = frozenset(ASYNCPG_KEYS.split())
 NOT_ASYNCPG = ("service", "hostaddr", "require_auth", "requirepeer", "replication")
 
 
@@ -109,7 +110,7 @@ def _sqlalchemy_url(parts: Mapping[str, str]) -> str:
 
 
 def _asyncpg_url(parts: Mapping[str, str]) -> str:
-    """asyncpg reads a libpq URI but takes server settings as query keys of their own instead of ``options``.
+    """Asyncpg reads a libpq URI but takes server settings as query keys of their own instead of ``options``.
 
     They are sent at startup like libpq's, so RESET ALL, which its pool sends on release, returns to them.
     """
@@ -117,9 +118,7 @@ def _asyncpg_url(parts: Mapping[str, str]) -> str:
     if refused:
         raise SettingError(f"the DSN sets {', '.join(refused)}, which asyncpg cannot honour; remove it")
     rest = {key: value for key, value in parts.items() if key in ASYNCPG}
-    for word, value in _settings(parts.get("options", "")):
-        rest[word] = value
-    return conninfo.to_uri(rest)
+    return conninfo.to_uri({**rest, **dict(_settings(parts.get("options", "")))})
 
 
 def _settings(options: str) -> list[tuple[str, str]]:

@@ -37,9 +37,7 @@ class NotReadyError(PgshareError, TimeoutError):
     def __init__(self, what: str, *, waited: float, last_seen: str, attempts: int = 1) -> None:
         self.what, self.waited, self.last_seen, self.attempts = what, waited, last_seen, attempts
         tries = "1 try" if attempts == 1 else f"{attempts} tries"
-        super().__init__(
-            f"{what} not ready after {waited:.1f}s ({tries}); last seen: {last_seen}"
-        )
+        super().__init__(f"{what} not ready after {waited:.1f}s ({tries}); last seen: {last_seen}")
 
 
 class TemplateError(PgshareError):

@@ -1,18 +1,18 @@
-"""Make the prepared data folder: initdb once per cache, as the server's user, under a lock. The cold path of cluster.py."""
+"""The prepared data folder: looked up in the cache, made by initdb once, as the server's user, under a lock."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
-import shutil
 import sys
-import tempfile
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pgshare import datadir
-from pgshare.cluster import INITDB, Template, child_env
+from pgshare.cluster import USER, child_env
 from pgshare.errors import ServerStartError
 from pgshare.place import free_bytes
 
@@ -23,19 +23,52 @@ if TYPE_CHECKING:
     from pgshare.binaries import Binaries
     from pgshare.deadline import Deadline
 
+INITDB = ("--no-sync", "--encoding=UTF8", "--auth=scram-sha-256", f"--username={USER}", "--wal-segsize=1")
 NEEDED = 64 << 20  # bytes that initdb and the pack take together, rounded up
 LOCALES = ("C.UTF-8", "C")  # a libc without C.UTF-8 (musl, old ones) has C; the encoding is UTF8 either way
 NO_NAME = "could not look up effective user ID"
 
 
-def build(binaries: Binaries, account: Account, pack: str, *, fresh: bool, deadline: Deadline) -> Template:
+@dataclass(frozen=True, kw_only=True)
+class Template:
+    """A data folder fresh from initdb, packed in the cache. ``took`` is in seconds, 0 when it was there already."""
+
+    pack: str
+    password: str
+    took: float
+
+
+def ensure_template(binaries: Binaries, account: Account, cache: str, *, fresh: bool, deadline: Deadline) -> Template:
+    """Return the prepared data folder for these binaries, making it once per cache.
+
+    Raises ServerStartError with initdb's own words. A maker that dies half-way leaves nothing that is ever used.
+    """
+    settings = hashlib.blake2b(repr((INITDB, datadir.MAGIC)).encode(), digest_size=4).hexdigest()
+    pack = os.path.join(cache, f"data-{binaries.version}-{binaries.key}-{settings}.pack")
+    if not fresh:
+        ready = _read(pack)
+        if ready is not None:
+            return ready
+    return _build(binaries, account, pack, fresh=fresh, deadline=deadline)
+
+
+def _read(pack: str) -> Template | None:
+    """Return the template in the cache when it is whole. The password file is renamed into place before the pack."""
+    if not datadir.is_whole(pack):
+        return None
+    try:
+        with open(f"{pack}.password", encoding="ascii") as file:
+            return Template(pack=pack, password=file.read(), took=0.0)
+    except OSError:
+        return None
+
+
+def _build(binaries: Binaries, account: Account, pack: str, *, fresh: bool, deadline: Deadline) -> Template:
     """Run initdb, pack its folder, and publish the pack by rename.
 
     Raises ServerStartError with initdb's last lines, and with path and free bytes where space was the matter.
     """
     from filelock import FileLock, Timeout
-
-    from pgshare.cluster import _read
 
     began = time.perf_counter()
     lock = FileLock(f"{pack}.lock", timeout=max(1.0, deadline.left))
@@ -46,7 +79,9 @@ def build(binaries: Binaries, account: Account, pack: str, *, fresh: bool, deadl
                 return ready
             password = _make(binaries, account, pack, deadline)
     except Timeout as exc:
-        raise ServerStartError(f"another run has been preparing {pack} for {deadline.waited:.0f}s; remove {lock.lock_file} if it hangs") from exc
+        raise ServerStartError(
+            f"another run has been preparing {pack} for {deadline.waited:.0f}s; remove {lock.lock_file} if it hangs"
+        ) from exc
     return Template(pack=pack, password=password, took=time.perf_counter() - began)
 
 
@@ -80,6 +115,9 @@ def _make(binaries: Binaries, account: Account, pack: str, deadline: Deadline) -
 @contextlib.contextmanager
 def _workshop(cache: str, account: Account) -> Iterator[str]:
     """Make a folder of the server's user inside the cache, gone afterwards."""
+    import shutil
+    import tempfile
+
     folder = tempfile.mkdtemp(prefix="making-", dir=cache)
     try:
         if account.drop:
@@ -91,6 +129,8 @@ def _workshop(cache: str, account: Account) -> Iterator[str]:
 
 def _forget_debris(cache: str) -> None:
     """Remove what a maker that was killed left; we hold the lock, so nobody is making now."""
+    import shutil
+
     for entry in os.listdir(cache):
         if entry.startswith("making-"):
             path = os.path.join(cache, entry)
@@ -111,6 +151,7 @@ def _write(path: str, text: str, account: Account | None) -> None:
 
 
 def _initdb(binaries: Binaries, account: Account, data: str, password_file: str, deadline: Deadline) -> None:
+    code, said = 1, ""
     for locale in LOCALES:
         argv = [binaries.path("initdb"), "-D", data, f"--locale={locale}", f"--pwfile={password_file}", *INITDB]
         code, said = _run(argv, binaries, account, deadline)

@@ -133,7 +133,7 @@ class _Locked:
 
 
 def to_json(value: object) -> str:
-    """Write plain data as ASCII JSON. (The json package costs the keeper 9 ms at start; reading is left to it.)"""
+    """Write plain data as ASCII JSON: the json package costs the keeper 9 ms at start, so only reading is left to it."""
     if value is None:
         return "null"
     if isinstance(value, bool):

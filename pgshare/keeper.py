@@ -8,13 +8,12 @@ goodbye.
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
 import struct
 import sys
 import time
-
-import _socket
 
 from pgshare import child, reaper, wire
 from pgshare.component import Component
@@ -47,7 +46,7 @@ class Keeper:
         owner = {"pid": me[1], "start_time": me[2], "boot_id": me[0], "host": os.uname().nodename, "uid": os.geteuid()}
         self.inventory = Inventory(folder, run_id=run_id, owner=owner)
         self.listener = _socket.socket(fileno=LISTENER)
-        self.listener.setblocking(False)
+        self.listener.setblocking(False)  # noqa: FBT003  # the standard library's signature
         self.leases: dict[int, _Lease] = {}
         self.components: dict[str, Component] = {}
         self.ends_at = 0.0  # kept on request until then; 0 means that the controller decides
@@ -139,7 +138,7 @@ class Keeper:
         """Start the named component unless it is there; the answer comes when it is ready or has failed."""
         spec = message["component"]
         if not isinstance(spec, dict):
-            raise ValueError("no component")
+            raise ValueError("no component")  # noqa: TRY004  # like every other malformed message
         name = str(spec["name"])
         if name in self.components and self.components[name].state == "failed":
             self.components.pop(name).stop()  # a lost race for a port: the next try gets another
@@ -204,21 +203,27 @@ class Keeper:
             reaper.remove_tree(self.folder)
         os.write(GOODBYE, b"G")
         if asker is not None:
-            try:
+            try:  # noqa: SIM105  # contextlib is not loaded here
                 wire.send(asker.conn, {"gone": not failures, "failures": failures})
             except OSError:
                 pass  # it did not wait for the answer
         os._exit(1 if failures else 0)
 
 
-def _peer(conn: _socket.socket) -> tuple[int, int]:
-    """Return (pid, uid) of the process at the other end."""
-    if sys.platform == "linux":
-        raw = conn.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12)
-        pid, uid, _ = struct.unpack("3i", raw)
+if sys.platform == "linux":
+
+    def _peer(conn: _socket.socket) -> tuple[int, int]:
+        """Return (pid, uid) of the process at the other end."""
+        pid, uid, _ = struct.unpack("3i", conn.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
         return pid, uid
-    raw = conn.getsockopt(0, 1, 76)  # SOL_LOCAL, LOCAL_PEERCRED: struct xucred {version, uid, ...}
-    return 0, struct.unpack("2I", raw[:8])[1]
+
+else:
+
+    def _peer(conn: _socket.socket) -> tuple[int, int]:
+        """Return (pid, uid) of the process at the other end: SOL_LOCAL, LOCAL_PEERPID and LOCAL_PEERCRED."""
+        (pid,) = struct.unpack("i", conn.getsockopt(0, 2, 4))
+        _, uid = struct.unpack("2I", conn.getsockopt(0, 1, 76)[:8])
+        return pid, uid
 
 
 GOODBYE = -1
@@ -264,7 +269,7 @@ def main(argv: list[str]) -> None:
     keeper = Keeper(folder, sockets, run_id, (boot, int(pid), int(start)))
     try:
         keeper.serve()
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001  # whatever it is, nothing may stay behind
         sys.excepthook(type(exc), exc, exc.__traceback__)
         sys.stderr.flush()
         keeper.end()

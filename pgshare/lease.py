@@ -41,7 +41,7 @@ class Lease:
     def send(self, message: Mapping[str, object]) -> None:
         """Send one request."""
         try:
-            wire.send(self._conn, dict(message))  # type: ignore[arg-type]  # the front class is a subclass
+            wire.send(self._conn, dict(message))
         except OSError as exc:
             raise self._gone(exc) from exc
 

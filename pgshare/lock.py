@@ -10,10 +10,10 @@ import errno
 import fcntl
 import os
 
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
+    from typing import Self
 
     from pgshare.deadline import Deadline
 
@@ -36,7 +36,7 @@ class FileLock:
     def __init__(self, path: str, deadline: Deadline) -> None:
         self._path, self._deadline, self._fd = path, deadline, -1
 
-    def __enter__(self) -> FileLock:
+    def __enter__(self) -> Self:
         """Take the lock, or raise NotReadyError that names the holder."""
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -61,9 +61,7 @@ class FileLock:
 
         poll(f"lock {self._path}", attempt, self._deadline)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         """Release; the file stays, because others may wait on this very inode."""
         fd, self._fd = self._fd, -1
         if fd in _held:
@@ -79,5 +77,3 @@ def _try_lock(fd: int) -> bool:
             return False
         raise
     return True
-
-

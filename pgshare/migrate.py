@@ -29,7 +29,9 @@ def find_migration(target: str, rootdir: str, *, name: str) -> Migration:
         found = importlib.import_module(module)
     except ModuleNotFoundError as exc:
         if exc.name is not None and (module == exc.name or module.startswith(f"{exc.name}.")):
-            raise SettingError(f"{name}={target!r}: there is no module {exc.name!r}; correct it, or add its folder to pythonpath") from None
+            raise SettingError(
+                f"{name}={target!r}: there is no module {exc.name!r}; correct it, or add its folder to pythonpath"
+            ) from None
         raise
     migration = getattr(found, function, None)
     if not callable(migration):

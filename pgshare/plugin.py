@@ -113,7 +113,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
+    item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
@@ -152,7 +152,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[None, None, None]:
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """After every fixture's teardown and xdist's own end, before the terminal summary is written: the controller leaves."""
     try:
         return (yield)
@@ -165,7 +165,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
 
 
 def _judge(session: pytest.Session, notes: RunNotes) -> None:
-    """A run that could not be cleaned, or that required a live test and had none, is not green."""
+    """Turn a run red that could not be cleaned, or that required a live test and had none."""
     config = session.config
     required = config.stash[LIVE].settings.require and not config.option.collectonly
     notes.is_red = required and not notes.live_tests
@@ -247,9 +247,11 @@ def pg_migrate(request: pytest.FixtureRequest) -> Callable[[str], object] | None
 
 @pytest.fixture
 def pg_schema(
-    request: pytest.FixtureRequest, pg_server: Postgres, pg_migrate: Callable[[str], object] | None
+    request: pytest.FixtureRequest,
+    pg_server: Postgres,  # noqa: ARG001  # acquired once per process, whichever fixture is first
+    pg_migrate: Callable[[str], object] | None,
 ) -> Iterator[Schema]:
-    """Return this test's fresh schema: ``.dsn``, ``.connect()``, ``.env()``, ``.url(driver)``, ``.django()``, ``.channel(name)``."""
+    """Return this test's fresh schema: ``.dsn .connect() .env() .url(driver) .engine_args(driver) .django() .channel(name)``."""
     with _door(request) as live:
         _note_use(request, live)
         schema = live.create(request.node.nodeid, pg_migrate)
@@ -261,7 +263,7 @@ def pg_schema(
 
 
 def _refuse_mixed(request: pytest.FixtureRequest, schema: Schema) -> None:
-    """A schema by search_path is invisible to a stack's server: say so instead of letting the test read past it."""
+    """Say that a schema by search_path is invisible to a stack's server, instead of letting the test read past it."""
     if "stack" not in request.fixturenames:
         return
     dsn = getattr(request.getfixturevalue("stack"), "dsn", None)
@@ -278,7 +280,7 @@ def pg_dsn(pg_schema: Schema) -> str:
 
 
 @pytest.fixture
-def pg_conn(request: pytest.FixtureRequest, pg_schema: Schema) -> Iterator[psycopg.Connection]:
+def pg_conn(pg_schema: Schema) -> Iterator[psycopg.Connection]:
     """Return an open psycopg connection in this test's schema; closed before the schema is dropped."""
     conn = pg_schema.connect()
     yield conn
@@ -296,7 +298,10 @@ def pg_async_conn(pg_schema: Schema) -> Iterator[AsyncConnection]:
 
 
 @pytest.fixture
-def pg_database(request: pytest.FixtureRequest, pg_server: Postgres) -> Iterator[Database]:
+def pg_database(
+    request: pytest.FixtureRequest,
+    pg_server: Postgres,  # noqa: ARG001  # acquired once per process
+) -> Iterator[Database]:
     """Return a fresh whole database, for extensions, ``public``, several schemas, channels and advisory locks."""
     with _door(request) as live:
         _note_use(request, live)

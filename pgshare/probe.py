@@ -21,7 +21,9 @@ REFUSAL = re.compile(r"(?:failed|bad): (\w+):  (.*)")
 PASSING = re.compile(
     r"the database system is |too many clients|remaining connection slots|too many connections|no more connections allowed"
 )
-HOPELESS = re.compile(r"invalid (integer value|\w+ value|port number|connection option)|is not supported|too long|definition of service")
+HOPELESS = re.compile(
+    r"invalid (integer value|\w+ value|port number|connection option)|is not supported|too long|definition of service"
+)
 PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
 LONGEST = 0.25
 
@@ -47,8 +49,8 @@ FACTS = """
 select current_setting('server_version_num')::int, current_setting('server_version'),
        current_setting('server_encoding'), current_user::text, current_database()::text,
        has_database_privilege(current_database(), 'CREATE'), current_setting('default_transaction_read_only') = 'on',
-       pg_is_in_recovery(), current_setting('max_connections')::int,
-       current_setting('superuser_reserved_connections')::int, (select count(*) from pg_stat_activity where backend_type = 'client backend')
+       pg_is_in_recovery(), current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int,
+       (select count(*) from pg_stat_activity where backend_type = 'client backend')
 """
 
 
@@ -105,7 +107,7 @@ def _pauses() -> Iterator[float]:
 
 
 def _text(value: object) -> object:
-    """A server with SQL_ASCII sends bytes for text."""
+    """Return text for the bytes that a server with SQL_ASCII sends."""
     return value.decode("ascii", "replace") if isinstance(value, bytes) else value
 
 

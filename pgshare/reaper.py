@@ -151,7 +151,8 @@ def remove_segment(segment: int, creator: int) -> bool:
         if row[0] == segment and row[1] == creator and row[2] == 0:
             import ctypes
 
-            return ctypes.CDLL(None).shmctl(segment, 0, None) == 0
+            done: int = ctypes.CDLL(None).shmctl(segment, 0, None)
+            return done == 0
     return False
 
 

@@ -60,7 +60,10 @@ class Run:
     @classmethod
     def from_workerinput(cls, data: Mapping[str, object], worker: str) -> Run:
         """Return the controller's run as seen by ``worker`` ("gw0")."""
-        boot, pid, start = data["controller"]  # type: ignore[misc]  # our own plain data from to_workerinput
+        who = data["controller"]
+        if not isinstance(who, (list, tuple)):
+            raise TypeError(f"no identity: {who!r}")
+        boot, pid, start = who
         return cls(
             id=str(data["id"]),
             folder=str(data["folder"]),

@@ -15,8 +15,6 @@ from pgshare.scrub import without_pg_variables
 from pgshare.sessions import ConnectionLeakWarning, Report, Session
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import psycopg
 
     from pgshare.run import Run
@@ -165,7 +163,9 @@ class SchemaFactory:
         setting = self._settings.named("schemas")
         for extra in self._settings.schemas:
             if self.admin.conn.execute("select 1 from pg_namespace where nspname = %s", [extra]).fetchone() is None:
-                raise SettingError(f"{setting} names schema {extra!r}, which does not exist in this database; create it, or leave it out")
+                raise SettingError(
+                    f"{setting} names schema {extra!r}, which does not exist in this database; create it, or leave it out"
+                )
         if "public" in self._settings.schemas:
             found = self.admin.conn.execute(
                 "select string_agg(relname, ', ' order by relname) from pg_class "
@@ -175,7 +175,7 @@ class SchemaFactory:
                 import warnings
 
                 warnings.warn(
-                    f"{setting} puts public on the path, and public has tables ({found[0]}): tests may read them instead of their own",
+                    f"{setting} puts public on the path, and it has tables ({found[0]}): tests may read them instead of their own",
                     stacklevel=2,
                 )
 
@@ -239,7 +239,9 @@ class SchemaFactory:
         rows = self.admin.conn.execute(sessions.PREPARED.encode(), {"schema": schema.name}).fetchall()
         if rows:
             named = [f"prepared transaction {gid!r} of role {owner!r}: ROLLBACK PREPARED {gid!r} ends it" for gid, owner in rows]
-            raise LeftoverError(f"schema {schema.name} of {schema.test} cannot be dropped and stays marked for 'harness pg sweep'", holders=named)
+            raise LeftoverError(
+                f"schema {schema.name} of {schema.test} cannot be dropped and stays marked for 'harness pg sweep'", holders=named
+            )
 
     def _leftover(self, schema: Schema, holders: list[Session], reason: str) -> LeftoverError:
         return LeftoverError(
@@ -267,36 +269,6 @@ class SchemaFactory:
         self.admin.close()
 
 
-@contextlib.contextmanager
-def isolated_schema(dsn: str, *, test: str = "", settings: Settings | None = None) -> Iterator[Schema]:
-    """Give a fresh schema on the server at ``dsn``, without pytest; dropped at the end whatever happened inside.
-
-    Raises SettingError and NotReadyError as the fixtures do, LeftoverError when the schema could not be dropped, and warns
-    (ConnectionLeakWarning) about connections that were left open.
-    """
-    import dataclasses
-    import os
-    import warnings
-
-    from pgshare.acquire import acquire
-    from pgshare.run import Run
-    from pgshare.settings import Settings as Made
-
-    found = dataclasses.replace(Made() if settings is None else settings, dsn=dsn)
-    run = Run.new(found.state_dir)
-    factory = SchemaFactory(acquire(run, found).postgres, run, found, pgoptions=os.environ.get("PGOPTIONS", ""))
-    try:
-        schema = factory.create(test)
-        try:
-            yield schema
-        finally:
-            report = factory.drop(schema)
-        if report:
-            warnings.warn(str(report), ConnectionLeakWarning, stacklevel=3)
-    finally:
-        factory.close()
-
-
 def refuse_mixed(stack_dsn: str, schema: Schema) -> None:
     """Raise SettingError when a test combines a stack with a schema of another server session: H-18.
 
@@ -305,9 +277,9 @@ def refuse_mixed(stack_dsn: str, schema: Schema) -> None:
     """
     if conninfo.parse(stack_dsn, name="the stack's DSN") != schema.parts:
         raise SettingError(
-            f"this test uses a stack and schema {schema.name}: the stack's server works on the DSN it was started with and never sees "
-            "that schema; use stack.dsn for store assertions, or an own stack on the schema"
+            f"this test uses a stack and schema {schema.name}: the stack's server works on the DSN it was started with and "
+            "never sees that schema; use stack.dsn for store assertions, or an own stack on the schema"
         )
 
 
-__all__ = ["ConnectionLeakWarning", "Report", "Schema", "SchemaFactory", "Session", "isolated_schema", "refuse_mixed"]
+__all__ = ["ConnectionLeakWarning", "Report", "Schema", "SchemaFactory", "Session", "refuse_mixed"]

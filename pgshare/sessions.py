@@ -65,13 +65,15 @@ ALL = f"select {COLUMNS} from pg_stat_activity a where a.pid <> pg_backend_pid()
 OTHERS = f"{ALL} and a.datname = current_database()"
 BY_NAME = f"{OTHERS} and a.application_name = %(app)s"
 # A session of this schema by what it holds: locks on the schema's own relations.
-BY_LOCKS = (
-    f"{OTHERS} and a.pid in (select l.pid from pg_locks l join pg_class c on c.oid = l.relation "
-    "join pg_database d on d.oid = l.database and d.datname = current_database() "
-    "join pg_namespace n on n.oid = c.relnamespace where n.nspname = %(schema)s and l.granted and l.pid is not null)"
-)
+IN_SCHEMA = """
+a.pid in (select l.pid from pg_locks l join pg_class c on c.oid = l.relation
+join pg_database d on d.oid = l.database and d.datname = current_database()
+join pg_namespace n on n.oid = c.relnamespace where n.nspname = %(schema)s and l.granted and l.pid is not null)
+"""
+BY_LOCKS = f"{OTHERS} and {IN_SCHEMA}"
 PREPARED = (
-    "select distinct x.gid, x.owner from pg_prepared_xacts x join pg_locks l on l.virtualtransaction = '-1/' || x.transaction::text "
+    "select distinct x.gid, x.owner from pg_prepared_xacts x "
+    "join pg_locks l on l.virtualtransaction = '-1/' || x.transaction::text "
     "join pg_class c on c.oid = l.relation join pg_namespace n on n.oid = c.relnamespace "
     "where x.database = current_database() and n.nspname = %(schema)s"
 )
@@ -139,7 +141,8 @@ def _signal(conn: psycopg.Connection, function: str, sessions: Sequence[Session]
     """Call ``function`` on each; whose pid it is now is checked by the start time in the very statement that signals."""
     statement = (
         f"select {function}(a.pid) from pg_stat_activity a "  # noqa: S608  # one of two constants
-        "join unnest(%(pids)s::int[], %(starts)s::timestamptz[]) as w(pid, started) on a.pid = w.pid and a.backend_start = w.started"
+        "join unnest(%(pids)s::int[], %(starts)s::timestamptz[]) as w(pid, started) "
+        "on a.pid = w.pid and a.backend_start = w.started"
     )
     values = {"pids": [session.pid for session in sessions], "starts": [session.started for session in sessions]}
     conn.execute(statement.encode(), values)

@@ -132,9 +132,7 @@ class Settings:
         return self.sources.get(option, BY_NAME[option].variable)
 
 
-def resolve_settings(
-    *, flags: Mapping[str, object], env: Mapping[str, str], table: Mapping[str, object]
-) -> Settings:
+def resolve_settings(*, flags: Mapping[str, object], env: Mapping[str, str], table: Mapping[str, object]) -> Settings:
     """Return the settings of flags (by option name), environment and ``[tool.pgshare]``, in this order. Touches nothing.
 
     A blank variable is unset. Raises SettingError naming the setting as it was written.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pgshare.account import Account
     from pgshare.binaries import Binaries
-    from pgshare.cluster import Template
+    from pgshare.initdb import Template
     from pgshare.lease import Lease
     from pgshare.settings import Settings
     from pgshare.wire import Message
@@ -128,7 +128,7 @@ def _postgres(reply: Message, *, took: float, started_here: bool) -> Postgres:
 
 def build_component(run: Run, settings: Settings, env: Mapping[str, str], deadline: Deadline) -> dict[str, object]:
     """Return the keeper's spec of this run's server: what to run, as whom, where, and how to know that it is ready."""
-    from pgshare import cluster
+    from pgshare import initdb
     from pgshare.account import current_account
     from pgshare.binaries import find_binaries, readable_copy
     from pgshare.place import choose_place
@@ -137,7 +137,7 @@ def build_component(run: Run, settings: Settings, env: Mapping[str, str], deadli
     account = current_account()
     binaries = find_binaries(settings.bin, env, cache, setting=settings.named("bin"))
     binaries = readable_copy(binaries, account, cache)
-    template = cluster.ensure_template(binaries, account, cache, fresh=settings.fresh, deadline=deadline)
+    template = initdb.ensure_template(binaries, account, cache, fresh=settings.fresh, deadline=deadline)
     place = choose_place(settings.memory, run.folder, f"pgshare_{run.id}")
     return component(
         run,
@@ -269,7 +269,7 @@ def _own_component(  # noqa: PLR0913, PLR0917  # the public function's arguments
     port: int | None,
     extra: Mapping[str, str] | None,
 ) -> dict[str, object]:
-    from pgshare import cluster
+    from pgshare import initdb
     from pgshare.account import current_account
     from pgshare.binaries import find_binaries, readable_copy
     from pgshare.place import choose_place
@@ -279,16 +279,14 @@ def _own_component(  # noqa: PLR0913, PLR0917  # the public function's arguments
         check_port(port, name="port")
     cache = cache_folder(settings.state_dir, os.environ)
     account = current_account()
-    binaries = readable_copy(
-        find_binaries(settings.bin, os.environ, cache, setting=settings.named("bin")), account, cache
-    )
+    binaries = readable_copy(find_binaries(settings.bin, os.environ, cache, setting=settings.named("bin")), account, cache)
     folder, sockets = None, None
     if state_dir is not None:
         folder = own_folder(state_dir, run, account, name="state_dir")
     if socket_dir is not None:
         sockets = own_folder(socket_dir, run, account, name="socket_dir")
         check_socket_folder(sockets, name="socket_dir")
-    template = cluster.ensure_template(binaries, account, cache, fresh=settings.fresh, deadline=deadline)
+    template = initdb.ensure_template(binaries, account, cache, fresh=settings.fresh, deadline=deadline)
     place = choose_place(settings.memory, run.folder, f"pgshare_{run.id}")
     return component(
         run,

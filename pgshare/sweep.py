@@ -1,7 +1,8 @@
 """Leftovers of dead runs on a server that others use too: found by the mark inside the database, never by name alone.
 
-A run is alive while a process of it holds the run's advisory lock, which is READ from pg_locks (a try would succeed from another
-database, and re-entrantly through a pooler). A sweep needs the lock free on two looks, no session that names the run, and an old mark.
+A run is alive while a process of it holds the run's advisory lock, which is READ from pg_locks (a try would succeed from
+another database, and re-entrantly through a pooler). A sweep needs the lock free on two looks, no session that names the
+run, and an old mark.
 """
 
 from __future__ import annotations
@@ -110,11 +111,7 @@ def sweep(  # noqa: PLR0913  # each bound is a promise of its own
 
 def _dead(conn: psycopg.Connection, min_age: float, only_run: str | None) -> list[Marked]:
     now = time.time()
-    return [
-        item
-        for item in look(conn)
-        if not item.alive and now - item.mark.at >= min_age and only_run in (None, item.mark.run)
-    ]
+    return [item for item in look(conn) if not item.alive and now - item.mark.at >= min_age and only_run in (None, item.mark.run)]
 
 
 def _pass(seconds: float) -> None:
@@ -134,7 +131,9 @@ def refuse_pooler(conn: psycopg.Connection, name: str) -> None:
     asked = conn.info.backend_pid
     row = conn.execute("select pg_backend_pid()").fetchone()
     if row is None or row[0] != asked:
-        raise SettingError(f"{name} goes through a connection pooler, where nobody can tell which runs are alive; name the server itself")
+        raise SettingError(
+            f"{name} goes through a connection pooler, where nobody can tell which runs are alive; name the server itself"
+        )
 
 
 def _drop(conn: psycopg.Connection, item: Marked) -> str:
