@@ -47,6 +47,11 @@ class Admin:
         )
         return conn
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the server or the network has ended the connection that we had."""
+        return self._conn is not None and self._conn.closed
+
     def forget(self) -> None:
         """Drop a connection that turned out to be broken; the next use opens another."""
         if self._conn is not None:

@@ -143,9 +143,8 @@ class SchemaFactory:
         try:
             self.admin.conn.execute(statement)
         except psycopg.OperationalError:
-            if not self.admin.conn.closed:
+            if not self.admin.is_broken:
                 raise
-            self.admin.forget()
             self.admin.conn.execute(statement)
 
     def _prove(self, schema: Schema) -> None:

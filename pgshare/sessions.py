@@ -71,12 +71,14 @@ join pg_database d on d.oid = l.database and d.datname = current_database()
 join pg_namespace n on n.oid = c.relnamespace where n.nspname = %(schema)s and l.granted and l.pid is not null)
 """
 BY_LOCKS = f"{OTHERS} and {IN_SCHEMA}"
-PREPARED = (
-    "select distinct x.gid, x.owner from pg_prepared_xacts x "
-    "join pg_locks l on l.virtualtransaction = '-1/' || x.transaction::text "
-    "join pg_class c on c.oid = l.relation join pg_namespace n on n.oid = c.relnamespace "
-    "where x.database = current_database() and n.nspname = %(schema)s"
-)
+# A prepared transaction has no process: its own transaction lock leads to its other locks.
+PREPARED = """
+select distinct x.gid, x.owner from pg_prepared_xacts x
+join pg_locks t on t.transactionid = x.transaction and t.pid is null
+join pg_locks l on l.virtualtransaction = t.virtualtransaction and l.pid is null
+join pg_class c on c.oid = l.relation join pg_namespace n on n.oid = c.relnamespace
+where x.database = current_database() and n.nspname = %(schema)s
+"""
 
 
 def find(conn: psycopg.Connection, query: str, **values: object) -> list[Session]:
