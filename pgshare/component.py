@@ -9,10 +9,9 @@ from __future__ import annotations
 import _socket
 import os
 import select
-import sys
 import time
 
-from pgshare import child, datadir, reaper
+from pgshare import child, datadir, reaper, watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ class Component:
         self.rows: list[str] = []
         self._fds: list[int] = []
         self._notify: _socket.socket | None = None
+        self._inotify = self._pidfd = -1
         self._started_at = time.monotonic()
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -74,6 +74,11 @@ class Component:
             os.close(marker)
             if uid is not None and gid is not None:
                 os.chown(path, uid, gid)
+        packed = self.spec.get("unpack")
+        if isinstance(packed, list):
+            os.mkdir(str(packed[1]), 0o700)
+            if uid is not None and gid is not None:
+                os.chown(str(packed[1]), uid, gid)
 
     def _account(self) -> tuple[int | None, int | None]:
         uid, gid = self.spec.get("uid"), self.spec.get("gid")
@@ -89,6 +94,11 @@ class Component:
             if uid is not None and gid is not None:
                 os.chown(str(notify), uid, gid)
             self._watch(self._notify.fileno())
+        pidfile = self.spec.get("pidfile")
+        if pidfile:
+            self._inotify = watch.watch_folder(os.path.dirname(str(pidfile)))
+            if self._inotify >= 0:
+                self._watch(self._inotify)
 
     def _watch(self, fd: int) -> None:
         self._fds.append(fd)
@@ -102,7 +112,6 @@ class Component:
 
         def unpack() -> None:
             if isinstance(packed, list):
-                os.mkdir(str(packed[1]), 0o700)
                 datadir.unpack(source, str(packed[1]))
 
         argv = [str(part) for part in self.spec["argv"]]  # type: ignore[attr-defined]  # plain data of ours
@@ -118,9 +127,9 @@ class Component:
         if self.identity is not None:
             boot, pid, start = self.identity
             self.inventory.created({self.rows[-1]: {"boot_id": boot, "pid": pid, "start_time": start}})
-            pidfd = child.open_pidfd(self.identity)
-            if pidfd >= 0:
-                self._watch(pidfd)
+            self._pidfd = child.open_pidfd(self.identity)
+            if self._pidfd >= 0:
+                self._watch(self._pidfd)
 
     # -- readiness -----------------------------------------------------------------------------------------------------
 
@@ -128,9 +137,8 @@ class Component:
         """Return the seconds until this component must be looked at without an event; None for no limit."""
         if self.state != "starting":
             return None
-        if self._notify is not None and sys.platform == "linux":
-            return min(self._left(), LOOK * 10)
-        return min(self._left(), LOOK)
+        every_event_is_told = self._pidfd >= 0 and (self._inotify >= 0 or not self.spec.get("pidfile"))
+        return self._left() if every_event_is_told else min(self._left(), LOOK)
 
     def _left(self) -> float:
         return max(0.0, self._started_at + float(str(self.spec.get("timeout", 60.0))) - time.monotonic())
@@ -161,6 +169,8 @@ class Component:
                 break
             if b"READY=1" in message.split(b"\n"):
                 return "notify socket"
+        if self._inotify >= 0:
+            watch.drain(self._inotify)
         pidfile = self.spec.get("pidfile")
         if pidfile and _says_ready(str(pidfile)):
             return "postmaster.pid"
