@@ -10,6 +10,7 @@ import glob
 import hashlib
 import os
 import re
+import secrets
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -162,7 +163,7 @@ def _version(program: str, kept: str) -> str:
     if done.returncode or match is None:
         raise ServerStartError(f"{program} --version ended with {done.returncode}", log_tail=done.stderr.strip())
     version = match.group(0)
-    temporary = f"{kept}.{os.getpid()}"
+    temporary = f"{kept}.{secrets.token_hex(4)}"
     with open(temporary, "w", encoding="ascii") as file:
         file.write(version)
     os.rename(temporary, kept)

@@ -96,12 +96,13 @@ class Run:
         """Say whose run this is: who finds the folder later can tell a dead run from a living one."""
         boot, pid, start = self.controller
         path = os.path.join(self.folder, OWNER)
-        fd = os.open(f"{path}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        temporary = f"{path}.{secrets.token_hex(4)}"  # threads of one process may be here at once
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(fd, f"{boot}\n{pid}\n{start}\n{self.sockets}\n".encode())
         finally:
             os.close(fd)
-        os.rename(f"{path}.{os.getpid()}", path)
+        os.rename(temporary, path)
 
 
 def write_marker(folder: str, run_id: str) -> None:

@@ -317,7 +317,8 @@ def own_folder(parent: str | os.PathLike[str], run: Run, account: Account, *, na
             f"{name}={folder!r} cannot be entered by {account.name!r}, the user that the server runs as because we are root; "
             "choose a folder outside of private ones"
         )
-    return os.path.join(folder, run.id)
+    # Both arguments may name one folder.
+    return os.path.join(folder, f"{run.id}{'s' if name == 'socket_dir' else ''}")
 
 
 def check_socket_folder(folder: str, *, name: str) -> None:

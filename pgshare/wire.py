@@ -46,7 +46,7 @@ class Reader:
                 break
             try:
                 message = marshal.loads(self._buffer[4 : 4 + size])  # noqa: S302  # same uid, checked
-            except (EOFError, TypeError) as exc:
+            except (EOFError, TypeError, ValueError) as exc:
                 raise ValueError("not a message") from exc
             if not isinstance(message, dict):
                 raise ValueError("not a message")  # noqa: TRY004  # one kind of error for every malformed message
