@@ -81,8 +81,7 @@ def engine_args(parts: Mapping[str, str], driver: str = "sqlalchemy+psycopg") ->
 def django(parts: Mapping[str, str]) -> dict[str, object]:
     """Return an entry for DATABASES: the schema through startup options, and no test database beside it.
 
-    ``TEST.NAME`` is the same database and ``TEST.MIGRATE`` stays on; pytest-django must not create or destroy a database, see the
-    recipe in docs/drivers.md.
+    pytest-django must be told not to make one: the recipe is in docs/drivers.md.
     """
     rest = {key: value for key, value in parts.items() if key not in ("host", "port", "user", "password", "dbname")}
     return {
@@ -93,7 +92,13 @@ def django(parts: Mapping[str, str]) -> dict[str, object]:
         "HOST": parts.get("host", ""),
         "PORT": parts.get("port", ""),
         "OPTIONS": rest,
-        "TEST": {"NAME": parts.get("dbname", parts.get("user", ""))},
+        "TEST": {
+            "NAME": parts.get("dbname", parts.get("user", "")),
+            "MIRROR": None,
+            "MIGRATE": True,
+            "CHARSET": None,
+            "COLLATION": None,
+        },
     }
 
 
