@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import psycopg
+import pytest
+
+from pgshare import conninfo, sweep
+from pgshare.mark import LOCK_CLASS, Mark, lock_key, read_mark
+from pgshare.run import Run
+from pgshare.schema import SchemaFactory
+from pgshare.settings import Settings
+
+MAKER = (
+    "import sys; from pgshare import database; from pgshare.acquire import acquire; from pgshare.run import Run\n"
+    "from pgshare.schema import SchemaFactory; from pgshare.settings import Settings\n"
+    "run = Run.new(); s = Settings(dsn=sys.argv[1]); pg = acquire(run, s).postgres; f = SchemaFactory(pg, run, s)\n"
+    "names = [f.create('t::x').name for _ in range(3)]\n"
+    "names.append(database.create(f.admin, pg.dsn, run, 't::db', version_num=pg.version_num).name)\n"
+    "print(run.id, *names, flush=True); sys.stdin.read()\n"
+)
+
+
+@pytest.fixture
+def maker(own_server):
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKER, own_server.dsn], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        run, *names = process.stdout.readline().split()
+        yield process, run, names
+        process.kill()
+
+
+def kill(process, own_server):
+    """Kill the maker and wait until the server has noticed."""
+    from projects import until
+
+    process.kill()
+    process.wait()
+    with psycopg.connect(own_server.dsn, autocommit=True) as conn:
+        until("its sessions' end", lambda: not conn.execute(
+            "select 1 from pg_stat_activity where application_name like 'pgshare%%main admin' and pid <> pg_backend_pid() "
+            "and application_name like %s", [f"%{process_run(process)}%"]).fetchone())  # fmt: skip
+
+
+def process_run(process):
+    return getattr(process, "run_id", "")
+
+
+def names_there(own_server):
+    with psycopg.connect(own_server.dsn) as conn:
+        return {row[0] for row in conn.execute("select nspname from pg_namespace union all select datname from pg_database")}
+
+
+def test_what_a_killed_process_left_is_swept_and_nothing_else(maker, own_server):
+    process, run, names = maker
+    process.run_id = run
+    look = f"pgshare_{run}_main_99"
+    mark = Mark.now(run, "main", "t").text()
+    decoys = ["test_customer", "t_1_2", look]
+    living = SchemaFactory(own_server, Run.new(), Settings())
+    alive = living.create("t::alive")
+    with psycopg.connect(own_server.dsn, autocommit=True) as admin:
+        for decoy in decoys:
+            admin.execute(f'create schema "{decoy}"')
+        admin.execute("create database second")
+        # A mark copied by hand onto something that the run cannot have named.
+        admin.execute(f"comment on schema test_customer is '{mark}'")
+        admin.execute("create table public.users (i int)")
+        try:
+            assert sweep.sweep(own_server.dsn, apart=0.0, min_age=0.0).dropped == []  # its run is alive
+            kill(process, own_server)
+            dry = sweep.sweep(own_server.dsn, apart=0.0, min_age=0.0, dry_run=True)
+            assert sorted(item.name for item in dry.dropped) == sorted(names)
+            assert set(names) <= names_there(own_server)
+            assert sweep.sweep(own_server.dsn, apart=0.0, min_age=600).dropped == []  # too young
+            report = sweep.sweep(own_server.dsn, apart=0.05, min_age=0.0, limit=2)
+            assert len(report.dropped) == 2
+            report = sweep.sweep(own_server.dsn, apart=0.05, min_age=0.0)
+            assert len(report.dropped) == 2
+            left = names_there(own_server)
+            assert not set(names) & left
+            assert {*decoys, "second", "public", alive.name} <= left
+            assert admin.execute("select to_regclass('public.users')").fetchone()[0]
+        finally:
+            for decoy in decoys:
+                admin.execute(f'drop schema if exists "{decoy}"')
+            admin.execute("drop database second")
+            admin.execute("drop table public.users")
+    living.drop(alive)
+    living.close()
+
+
+def test_the_next_run_sweeps_what_an_earlier_one_saw_dead(maker, own_server, tmp_path, monkeypatch):
+    process, run, names = maker
+    process.run_id = run
+    kill(process, own_server)
+    seen = str(tmp_path / "seen")
+    monkeypatch.setattr(sweep, "MIN_AGE", 0.0)
+    with psycopg.connect(own_server.dsn, autocommit=True) as admin:
+        assert sweep.sweep_seen_before(admin, seen).dropped == []  # the first look
+        assert sweep.sweep_seen_before(admin, seen).dropped == []  # too soon for a second one
+        monkeypatch.setattr(sweep, "APART", 0.0)
+        assert {item.name for item in sweep.sweep_seen_before(admin, seen).dropped} == set(names)
+    assert not set(names) & names_there(own_server)
+
+
+def test_liveness_is_read_with_the_runs_own_lock(own_server):
+    factory = SchemaFactory(own_server, Run.new(), Settings())
+    schema = factory.create("t")
+    with psycopg.connect(own_server.dsn, autocommit=True) as conn:
+        (item,) = [item for item in sweep.look(conn) if item.name == schema.name]
+        assert item.alive
+        held = conn.execute("select count(*) from pg_locks where locktype = 'advisory' and classid = %s", [LOCK_CLASS]).fetchone()
+        assert held[0] >= 1
+        # A test that takes every key it likes cannot look like us: another class.
+        conn.execute("select pg_advisory_lock(%s), pg_advisory_lock(1, %s)", [lock_key(item.mark.run), lock_key(item.mark.run)])
+        factory.close()
+        from projects import until
+
+        until("a dead run", lambda: not [found for found in sweep.look(conn) if found.name == schema.name][0].alive)  # noqa: RUF015
+    report = sweep.sweep(own_server.dsn, apart=0.0, min_age=0.0, only_run=item.mark.run)
+    assert [found.name for found in report.dropped] == [schema.name]
+
+
+def test_what_is_locked_stays_and_is_reported(own_server):
+    factory = SchemaFactory(own_server, Run.new(), Settings())
+    schema = factory.create("t")
+    with psycopg.connect(conninfo.build({**conninfo.parse(schema.dsn, name="x"), "application_name": "holder"})) as holder:
+        holder.execute("create table t (i int)")
+        holder.commit()
+        holder.execute("lock table t")
+        factory.close()
+        run = schema.name.removeprefix("pgshare_")[:13]
+        report = sweep.sweep(own_server.dsn, apart=0.1, min_age=0.0, only_run=run)
+        assert [(item.name, reason.split(" due")[0]) for item, reason in report.kept] == [(schema.name, "canceling statement")]
+    assert len(sweep.sweep(own_server.dsn, apart=0.0, min_age=0.0, only_run=run).dropped) == 1
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [None, "", "pgshare", "pgshare {", "pgshare []", 'pgshare {"v":2}', "pgshare 3", 'pgshare {"v":1,"run":1,"worker":"w","test":"t","at":1}', "my table"],
+)
+def test_what_is_not_exactly_our_mark_is_nobodys(comment):
+    assert read_mark(comment) is None
+
+
+def test_a_mark_reads_back_whatever_the_test_is_called():
+    mark = Mark.now("ab_1", "gw0", "t::[é☃'\"\\]\0")
+    assert mark.text().isascii()
+    assert read_mark(mark.text()) == read_mark(mark.text().encode()) == mark
+    assert abs(mark.at - time.time()) < 60
+    assert -(1 << 31) <= lock_key("ab_1") < 1 << 31
+    assert os.getpid()
