@@ -280,9 +280,10 @@ def pg_dsn(pg_schema: Schema) -> str:
 
 
 @pytest.fixture
-def pg_conn(pg_schema: Schema) -> Iterator[psycopg.Connection]:
+def pg_conn(request: pytest.FixtureRequest, pg_schema: Schema) -> Iterator[psycopg.Connection]:
     """Return an open psycopg connection in this test's schema; closed before the schema is dropped."""
-    conn = pg_schema.connect()
+    with _door(request) as live:
+        conn = live.factory.connect(pg_schema)
     yield conn
     conn.close()
 

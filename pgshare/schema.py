@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgshare import conninfo, probe, sessions
-from pgshare.admin import Admin
-from pgshare.deadline import Deadline
-from pgshare.errors import LeftoverError, SettingError
+from pgshare.admin import SLOT_WAIT, Admin
+from pgshare.deadline import Deadline, NotYet, poll
+from pgshare.errors import LeftoverError, NotReadyError, SettingError
 from pgshare.mark import Mark
 from pgshare.scrub import without_pg_variables
 from pgshare.sessions import ConnectionLeakWarning, Report, Session
@@ -25,6 +25,10 @@ TEARDOWN = 5.0  # seconds that a teardown may take before it gives up and says w
 LOCK_WAIT = 0.5  # seconds that one DROP waits for locks before the holders are looked at
 QUICK_LOCK_WAIT = 0.05
 CHANNEL_LIMIT = 63
+USERS = (
+    "select coalesce(nullif(application_name, ''), '(no application_name)') || ' x' || count(*) from pg_stat_activity "
+    "where backend_type = 'client backend' group by application_name order by count(*) desc, 1 limit 10"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +181,28 @@ class SchemaFactory:
                     f"{setting} puts public on the path, and it has tables ({found[0]}): tests may read them instead of their own",
                     stacklevel=2,
                 )
+
+    def connect(self, schema: Schema, *, wait: float = SLOT_WAIT) -> psycopg.Connection:
+        """Connect for a test, waiting up to ``wait`` seconds for a free slot; SettingError then says who holds them."""
+        import psycopg
+
+        def attempt() -> psycopg.Connection:
+            try:
+                return schema.connect()
+            except psycopg.OperationalError as exc:
+                if probe.PASSING.search(str(exc)) is None:
+                    raise
+                raise NotYet(probe.reason(exc)) from None
+
+        try:
+            return poll("a free connection slot", attempt, Deadline.after(wait))
+        except NotReadyError as exc:
+            users = [str(row[0]) for row in self.admin.conn.execute(USERS)]
+            limit = self.admin.conn.execute("show max_connections").fetchone()
+            raise SettingError(
+                f"{self.name} has no free connection slot after {exc.waited:.1f}s; max_connections is {limit and limit[0]}, used by: "
+                f"{', '.join(users)}; use fewer workers or pools, or raise max_connections"
+            ) from None
 
     def drop(self, schema: Schema, *, timeout: float = TEARDOWN) -> Report:
         """Drop ``schema`` within ``timeout`` seconds and report the connections that the test left.

@@ -139,3 +139,26 @@ def test_no_free_slot_is_a_bounded_wait_that_says_so(own_server, monkeypatch):
         for conn in held:
             conn.close()
     assert probe.LONGEST == 0.25
+
+
+def test_a_test_that_finds_no_slot_is_told_the_limit_and_who_holds_them(own_server):
+    from pgshare.run import Run
+    from pgshare.schema import SchemaFactory
+    from pgshare.settings import Settings
+
+    factory = SchemaFactory(own_server, Run.new(), Settings())
+    schema = factory.create("t")
+    held = []
+    try:
+        with pytest.raises(psycopg.OperationalError):
+            for _ in range(60):
+                held.append(psycopg.connect(own_server.dsn, application_name="leaky pool"))
+        with pytest.raises(SettingError) as caught:
+            factory.connect(schema, wait=0.1)
+    finally:
+        for conn in held:
+            conn.close()
+    assert str(caught.value).startswith("the server of this run has no free connection slot after 0.1s; max_connections is 30, used by: leaky pool x")
+    assert "admin x1" in str(caught.value)
+    factory.drop(schema)
+    factory.close()
