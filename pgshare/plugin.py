@@ -77,12 +77,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     flags = {option.name: config.getoption(f"pgshare_{option.name}", None) for option in OPTIONS if option.has_flag}
     try:
-        table = dict(read_table(config.rootpath))
-        if config.getini("pg_migrate"):
-            table.setdefault("migrate", config.getini("pg_migrate"))
-        settings = resolve_settings(flags=flags, env=os.environ, table=table)
+        settings = resolve_settings(flags=flags, env=os.environ, table=read_table(config.rootpath))
     except SettingError as exc:
         raise pytest.UsageError(f"pgshare: {exc}") from None
+    settings = settings.with_ini_migration(config.getini("pg_migrate"))
     handed = getattr(config, "workerinput", None)
     worker = str(handed["workerid"]) if handed is not None else "main"
     run = handed["pgshare"] if handed is not None else None
@@ -199,14 +197,19 @@ def _door(request: pytest.FixtureRequest) -> Iterator[Live]:
         yield live
     except OriginUnavailableError as exc:
         if live.settings.require:
-            pytest.fail(f"{exc} (required by {live.settings.named('require')})", pytrace=False)
-        pytest.skip(str(exc))
+            raise _one_sentence(f"{exc} (required by {live.settings.named('require')})") from None
+        raise pytest.skip.Exception(str(exc)) from None
     except TemplateError as exc:
         if exc.__cause__ is not None:
-            raise
-        pytest.fail(str(exc), pytrace=False)
+            raise  # the project's own traceback is what its author needs
+        raise _one_sentence(str(exc)) from None
     except PgshareError as exc:
-        pytest.fail(str(exc), pytrace=False)
+        raise _one_sentence(str(exc)) from None
+
+
+def _one_sentence(text: str) -> BaseException:
+    """Return pytest's failure without a traceback; raised ``from None``, so that ours is not shown as its context either."""
+    return pytest.fail.Exception(text, pytrace=False)
 
 
 def _note_use(request: pytest.FixtureRequest, live: Live) -> None:

@@ -195,8 +195,11 @@ def _remove_at(name: str, parent: int) -> None:
         for entry_name, is_folder in listed:
             if is_folder:
                 _remove_at(entry_name, here)
-            else:
+            elif entry_name != MARKER:
                 _quietly(os.unlink, entry_name, here)
+        if os.listdir(here) == [MARKER]:
+            # Last: what cannot be removed completely must still be known as ours by the next who tries.
+            _quietly(os.unlink, MARKER, here)
     finally:
         os.close(here)
     _quietly(os.rmdir, name, parent)

@@ -200,7 +200,8 @@ class SchemaFactory:
             users = [str(row[0]) for row in self.admin.conn.execute(USERS)]
             limit = self.admin.conn.execute("show max_connections").fetchone()
             raise SettingError(
-                f"{self.name} has no free connection slot after {exc.waited:.1f}s; max_connections is {limit and limit[0]}, used by: "
+                f"{self.name} has no free connection slot after {exc.waited:.1f}s; "
+                f"max_connections is {limit and limit[0]}, used by: "
                 f"{', '.join(users)}; use fewer workers or pools, or raise max_connections"
             ) from None
 

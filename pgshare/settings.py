@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from pgshare.errors import SettingError
@@ -130,6 +130,12 @@ class Settings:
     def named(self, option: str) -> str:
         """Return how the user wrote this setting, or its variable when it has its default."""
         return self.sources.get(option, BY_NAME[option].variable)
+
+    def with_ini_migration(self, target: str | None) -> Settings:
+        """Return these settings with pytest's own ini key ``pg_migrate`` for what nothing else has set."""
+        if self.migrate is not None or not target:
+            return self
+        return replace(self, migrate=target, sources={**self.sources, "migrate": "pg_migrate"})
 
 
 def resolve_settings(*, flags: Mapping[str, object], env: Mapping[str, str], table: Mapping[str, object]) -> Settings:

@@ -63,7 +63,7 @@ class Project:
     def env(self, **extra: str | None) -> dict[str, str]:
         """The environment of a run: nothing of the outer run's but what a shell has."""
         found = {name: os.environ[name] for name in KEPT if name in os.environ}
-        found |= {"HOME": str(self.folder), "PGSHARE_STATE_DIR": self.state, "PYTHONDONTWRITEBYTECODE": "1"}
+        found |= {"HOME": str(self.folder), "PGSHARE_STATE_DIR": self.state}
         found |= {name: value for name, value in extra.items() if value is not None}
         return {name: value for name, value in found.items() if extra.get(name, value) is not None}
 

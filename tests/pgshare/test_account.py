@@ -5,7 +5,12 @@ import pytest
 from pgshare.account import choose_account, current_account
 from pgshare.errors import ServerStartError
 
-ROOT, POSTGRES, NOBODY, ALICE = ("root", "x", 0, 0), ("postgres", "x", 101, 104), ("nobody", "x", 65534, 65534), ("alice", "x", 1000, 1000)
+ROOT, POSTGRES, NOBODY, ALICE = (
+    ("root", "x", 0, 0),
+    ("postgres", "x", 101, 104),
+    ("nobody", "x", 65534, 65534),
+    ("alice", "x", 1000, 1000),
+)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from pgshare.settings import Settings, resolve_settings
 
 NOTHING = Host(missing="no binaries here", tried=("PATH: nothing there",))
 CASES = [
-    (dsn, container, missing)
-    for dsn, container, missing in itertools.product([None, "", "host=x"], [False, True], [False, True])
+    (dsn, container, missing) for dsn, container, missing in itertools.product([None, "", "host=x"], [False, True], [False, True])
 ]
 
 
@@ -79,7 +78,9 @@ def test_nothing_is_signalled_or_removed_for_an_external_server(live_dsn):
 
 def test_a_wrong_password_ends_at_once_with_the_servers_words(live_dsn):
     parts = conninfo.parse(live_dsn, name="x")
-    with pytest.raises(SettingError, match='PGSHARE_DSN: the server refused the connection: .*password authentication failed for user "postgres"'):
+    with pytest.raises(
+        SettingError, match='PGSHARE_DSN: the server refused the connection: .*password authentication failed for user "postgres"'
+    ):
         get(conninfo.build({**parts, "password": "wrong"}), wait=60)
 
 
@@ -96,7 +97,11 @@ def test_a_port_that_is_no_number_ends_at_once():
 
 @pytest.mark.parametrize(
     ("dsn", "seen"),
-    [("host=127.0.0.1 port={port}", "Connection refused"), ("host=nope.invalid", "nope.invalid"), ("host=/nowhere", "No such file")],
+    [
+        ("host=127.0.0.1 port={port}", "Connection refused"),
+        ("host=nope.invalid", "nope.invalid"),
+        ("host=/nowhere", "No such file"),
+    ],
 )
 def test_what_may_still_come_is_waited_for_and_the_last_state_reported(dsn, seen):
     with pytest.raises(NotReadyError) as caught:

@@ -43,7 +43,9 @@ def test_initdb_runs_once_per_cache_and_again_when_asked(cold):
     third = prepare(cold, fresh=True)
     assert third.took > 0
     assert third.password != first.password
-    assert [oct(os.stat(os.path.join(cold, name)).st_mode & 0o777) for name in os.listdir(cold) if "pack" in name and "lock" not in name] == ["0o600"] * 2
+    assert [
+        oct(os.stat(os.path.join(cold, name)).st_mode & 0o777) for name in os.listdir(cold) if "pack" in name and "lock" not in name
+    ] == ["0o600"] * 2
 
 
 def test_several_processes_make_one(cold):
@@ -90,7 +92,9 @@ def test_the_key_changes_with_the_binaries(cold):
 
 
 def test_the_command_line_is_for_throwaway_data(cold):
-    argv = cluster.server_command(binaries(cold), "/d", "/s", port=5432, tcp=False, nonce="n", extra={"fsync": "on", "work_mem": "8MB"})
+    argv = cluster.server_command(
+        binaries(cold), "/d", "/s", port=5432, tcp=False, nonce="n", extra={"fsync": "on", "work_mem": "8MB"}
+    )
     settings = dict(part.split("=", 1) for part in argv[3:] if part != "-c")
     assert settings["fsync"] == "on"  # extra settings win
     assert settings["work_mem"] == "8MB"
@@ -151,9 +155,12 @@ def test_eight_servers_at_once_do_not_meet(state_dir):
     servers, lock = [], threading.Lock()
 
     def start():
-        with pgshare.suite_postgres(settings=Settings(state_dir=state_dir, tcp=True)) as server, psycopg.connect(server.dsn) as conn:
-            with lock:
-                servers.append(conn.execute("select current_setting('pgshare.nonce')").fetchone()[0])
+        with (
+            pgshare.suite_postgres(settings=Settings(state_dir=state_dir, tcp=True)) as server,
+            psycopg.connect(server.dsn) as conn,
+            lock,
+        ):
+            servers.append(conn.execute("select current_setting('pgshare.nonce')").fetchone()[0])
 
     threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
@@ -186,7 +193,10 @@ def test_the_gate_that_fired_is_reported(each_server):
 
 
 def test_data_lies_on_disk_when_told(state_dir):
-    with pgshare.suite_postgres(settings=Settings(state_dir=state_dir, memory="never")) as server, psycopg.connect(server.dsn) as conn:
+    with (
+        pgshare.suite_postgres(settings=Settings(state_dir=state_dir, memory="never")) as server,
+        psycopg.connect(server.dsn) as conn,
+    ):
         data = conn.execute("show data_directory").fetchone()[0]
     assert data.startswith(state_dir)
     assert server.place.startswith("disk (")

@@ -53,7 +53,14 @@ def test_the_servers_splitting_undoes_our_escaping(text):
 
 @pytest.mark.parametrize(
     "taken",
-    ["-c search_path=x", "-csearch_path=x", "--search_path=x", "--search-path=x", "-c SEARCH_PATH=x", "-c statement_timeout=1s -c search\\_path=x"],
+    [
+        "-c search_path=x",
+        "-csearch_path=x",
+        "--search_path=x",
+        "--search-path=x",
+        "-c SEARCH_PATH=x",
+        "-c statement_timeout=1s -c search\\_path=x",
+    ],
 )
 def test_a_search_path_in_options_is_refused_by_name(taken):
     with pytest.raises(SettingError) as caught:
@@ -79,7 +86,10 @@ def test_settings_of_pgoptions_stay_in_force_unless_the_dsn_has_options():
 
 def test_the_users_application_name_stays():
     assert "application_name=mine" in conninfo.with_search_path("application_name=mine", ["s"], name="x", application_name="ours")
-    assert conninfo_to_dict(conninfo.with_search_path("host=h", ["s"], name="x", application_name="ours"))["application_name"] == "ours"
+    assert (
+        conninfo_to_dict(conninfo.with_search_path("host=h", ["s"], name="x", application_name="ours"))["application_name"]
+        == "ours"
+    )
 
 
 @pytest.mark.parametrize("dsn", ["foo", "password=se cret word", "postgresql://u:sec%zzret@h/db", "host='unclosed secret"])
@@ -153,7 +163,16 @@ def test_a_nasty_password_and_database_connect_as_they_are(own_server):
             admin.execute("drop role nasty")
 
 
-@pytest.mark.parametrize("base", ["host=/run/x:y:z", "postgresql:///db?host=@/run/pg", "postgresql://%2Frun%2Fpg:5433/db", "postgresql://[::1]:5433/db", "host=h1,h2 port=5"])
+@pytest.mark.parametrize(
+    "base",
+    [
+        "host=/run/x:y:z",
+        "postgresql:///db?host=@/run/pg",
+        "postgresql://%2Frun%2Fpg:5433/db",
+        "postgresql://[::1]:5433/db",
+        "host=h1,h2 port=5",
+    ],
+)
 def test_hosts_and_socket_folders_survive(base):
     dsn = conninfo.with_search_path(base, ["s"], name="x")
     assert same(base, dsn, "options")

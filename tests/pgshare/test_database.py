@@ -71,7 +71,9 @@ def test_a_role_without_createdb_gets_the_statement(own_server):
 
             server = dataclasses.replace(own_server, dsn=dsn)
             factory = SchemaFactory(server, Run.new(), Settings())
-            with pytest.raises(SettingError, match='pg_database needs a role that may create databases: .*; run: ALTER ROLE "nodb" CREATEDB'):
+            with pytest.raises(
+                SettingError, match='pg_database needs a role that may create databases: .*; run: ALTER ROLE "nodb" CREATEDB'
+            ):
                 database.create(factory.admin, dsn, Run.new(), "t", version_num=own_server.version_num)
             factory.close()
         finally:

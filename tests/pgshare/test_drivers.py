@@ -50,7 +50,11 @@ def test_psql_and_other_programs_land_in_the_schema(schema, monkeypatch):
         ([psql, "-X", schema.url()], {"PATH": os.environ["PATH"]}),
     ):
         done = subprocess.run(
-            [*argv, "-Atc", f"create table thing (i int); {WHERE}; drop table thing"], env=env, capture_output=True, text=True, check=False
+            [*argv, "-Atc", f"create table thing (i int); {WHERE}; drop table thing"],
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.stdout.splitlines()[-2] == schema.name, done.stderr
 
@@ -129,7 +133,9 @@ def test_what_a_form_cannot_say_is_refused_by_name(work, message):
 
 
 def test_the_environment_has_no_foreign_variables():
-    env = drivers.env({"host": "h", "options": "-c x.y=1"}, {"PATH": "/bin", "PGSERVICE": "s", "PGSHARE_DSN": "keep", "PGAPPNAME": "no"})
+    env = drivers.env(
+        {"host": "h", "options": "-c x.y=1"}, {"PATH": "/bin", "PGSERVICE": "s", "PGSHARE_DSN": "keep", "PGAPPNAME": "no"}
+    )
     assert env == {"PATH": "/bin", "PGSHARE_DSN": "keep", "PGHOST": "h", "PGOPTIONS": "-c x.y=1"}
 
 

@@ -12,7 +12,9 @@ from pgshare.inventory import KINDS, Inventory, to_json
 
 @pytest.fixture
 def inventory(tmp_path):
-    return Inventory(str(tmp_path), run_id="ab12_00000001", owner={"pid": 7, "start_time": 1, "boot_id": "b", "host": "h", "uid": 0})
+    return Inventory(
+        str(tmp_path), run_id="ab12_00000001", owner={"pid": 7, "start_time": 1, "boot_id": "b", "host": "h", "uid": 0}
+    )
 
 
 def states(inventory):
@@ -36,7 +38,18 @@ def test_the_file_is_one_json_value_with_the_fields_in_order(inventory, tmp_path
     data = json.loads(text)
     assert text.endswith("}\n")
     assert list(data) == ["version", "rows"]
-    assert list(data["rows"][0]) == ["id", "kind", "name", "engine", "run_id", "owner", "identity", "root", "registered_at", "state"]
+    assert list(data["rows"][0]) == [
+        "id",
+        "kind",
+        "name",
+        "engine",
+        "run_id",
+        "owner",
+        "identity",
+        "root",
+        "registered_at",
+        "state",
+    ]
     assert data["rows"][0]["name"] == 'sn"ow ☃ \\ 🎉'
     assert text == json.dumps(data, separators=(",", ":")) + "\n"
 

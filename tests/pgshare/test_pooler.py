@@ -46,7 +46,12 @@ def pooled(request, pool_mode, own_server):
         for path in (folder, config):
             os.chown(path, account.uid, account.gid)
     with subprocess.Popen(
-        [BOUNCER, config], user=uid, group=gid, extra_groups=[] if account.drop else None, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [BOUNCER, config],
+        user=uid,
+        group=gid,
+        extra_groups=[] if account.drop else None,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         dsn = conninfo.build({"host": "127.0.0.1", "port": str(port), "user": "postgres", "dbname": "postgres", "password": "x"})
         until("pgbouncer", lambda: answers(dsn))

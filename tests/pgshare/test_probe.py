@@ -133,7 +133,10 @@ def test_no_free_slot_is_a_bounded_wait_that_says_so(own_server, monkeypatch):
         with pytest.raises(psycopg.OperationalError):
             for _ in range(60):
                 held.append(psycopg.connect(own_server.dsn))
-        with pytest.raises(NotReadyError, match=r"a connection to the server that PGSHARE_DSN names not ready after 0\.\d+s .* too many clients already"):
+        with pytest.raises(
+            NotReadyError,
+            match=r"a connection to the server that PGSHARE_DSN names not ready after 0\.\d+s .* too many clients already",
+        ):
             open_slot(own_server.dsn, name="PGSHARE_DSN", application_name="x")
     finally:
         for conn in held:
@@ -158,7 +161,9 @@ def test_a_test_that_finds_no_slot_is_told_the_limit_and_who_holds_them(own_serv
     finally:
         for conn in held:
             conn.close()
-    assert str(caught.value).startswith("the server of this run has no free connection slot after 0.1s; max_connections is 30, used by: leaky pool x")
+    assert str(caught.value).startswith(
+        "the server of this run has no free connection slot after 0.1s; max_connections is 30, used by: leaky pool x"
+    )
     assert "admin x1" in str(caught.value)
     factory.drop(schema)
     factory.close()

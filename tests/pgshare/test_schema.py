@@ -57,7 +57,9 @@ def test_two_schemas_never_see_each_other(factory):
         factory.drop(made)
 
 
-@pytest.mark.parametrize("test", ["t::x[" + "y" * 400 + "a]", "t::x[" + "y" * 400 + "b]", "emoji 🎉 'quote' \"double\" back\\slash ::[", "nul\0byte"])
+@pytest.mark.parametrize(
+    "test", ["t::x[" + "y" * 400 + "a]", "t::x[" + "y" * 400 + "b]", "emoji 🎉 'quote' \"double\" back\\slash ::[", "nul\0byte"]
+)
 def test_names_are_short_ascii_and_distinct_and_the_full_test_id_is_in_the_mark(factory, test):
     first, second = factory.create(test), factory.create(test)
     try:
@@ -65,7 +67,9 @@ def test_names_are_short_ascii_and_distinct_and_the_full_test_id_is_in_the_mark(
         for made in (first, second):
             assert made.name.isascii()
             assert len(made.name) <= 63
-            comment = factory.admin.conn.execute("select obj_description(to_regnamespace(%s), 'pg_namespace')", [made.name]).fetchone()
+            comment = factory.admin.conn.execute(
+                "select obj_description(to_regnamespace(%s), 'pg_namespace')", [made.name]
+            ).fetchone()
             mark = read_mark(comment[0])
             assert mark is not None
             assert mark.test == test

@@ -96,12 +96,13 @@ def test_a_port_that_is_taken_is_named_with_the_servers_words(place):
         with pytest.raises(ServerStartError) as caught:
             pgshare.start_suite_postgres(place, place, port)
     assert str(caught.value).startswith("postgres ended with status 1 before it was ready\n")
-    assert f'Is another postmaster already running on port {port}?' in caught.value.log_tail
+    assert f"Is another postmaster already running on port {port}?" in caught.value.log_tail
 
 
 def test_no_binaries(place):
-    with pytest.raises(SettingError, match="PGSHARE_BIN='/nowhere' has no postgres and no initdb"), pgshare.suite_postgres(
-        settings=Settings(bin="/nowhere", state_dir=os.environ["PGSHARE_STATE_DIR"])
+    with (
+        pytest.raises(SettingError, match="PGSHARE_BIN='/nowhere' has no postgres and no initdb"),
+        pgshare.suite_postgres(settings=Settings(bin="/nowhere", state_dir=os.environ["PGSHARE_STATE_DIR"])),
     ):
         pass
     assert issubclass(OriginUnavailableError, pgshare.PgshareError)
@@ -136,7 +137,9 @@ def test_a_server_that_is_never_ready_is_stopped_when_the_budget_ends(place):
 
 def test_a_server_that_ignores_the_polite_signal_is_killed(place, monkeypatch):
     real = suite.component
-    monkeypatch.setattr(suite, "component", lambda *args, **options: {**real(*args, **options), "stop": [["INT", 0.2], ["KILL", 10.0]]})
+    monkeypatch.setattr(
+        suite, "component", lambda *args, **options: {**real(*args, **options), "stop": [["INT", 0.2], ["KILL", 10.0]]}
+    )
     with pytest.raises(ServerStartError, match="was not ready"):
         start(real_data(place, "trap '' INT; while :; do sleep 0.05; done"), timeout=3.0)
 
@@ -152,7 +155,9 @@ def test_a_folder_that_the_servers_user_cannot_enter_is_named(place, name):
     private = f"{place}/private"
     os.mkdir(private, 0o700)
     folders = {"state_dir": place, "socket_dir": place, name: f"{private}/x"}
-    with pytest.raises(SettingError, match=f"{name}='{private}/x' cannot be entered by '(postgres|nobody)', the user that the server runs as"):
+    with pytest.raises(
+        SettingError, match=f"{name}='{private}/x' cannot be entered by '(postgres|nobody)', the user that the server runs as"
+    ):
         pgshare.start_suite_postgres(**folders)
 
 
@@ -164,7 +169,7 @@ def test_a_socket_folder_that_is_too_long_is_refused_before_anything_is_made(pla
 
 
 def test_a_folder_that_cannot_be_made_is_named(place):
-    open(f"{place}/file", "w").close()  # noqa: SIM115
+    open(f"{place}/file", "w").close()
     with pytest.raises(SettingError, match="state_dir='.*/file/x' cannot be made: Not a directory"):
         pgshare.start_suite_postgres(f"{place}/file/x", place)
 
@@ -184,7 +189,9 @@ CODE = (
 )
 
 
-@pytest.mark.parametrize("env", [HOSTILE, {}, {"LC_ALL": "xx_YY.UTF-8"}, {"TMPDIR": "/tmp/é" + "ü" * 45}], ids=["pg", "empty", "locale", "letters"])
+@pytest.mark.parametrize(
+    "env", [HOSTILE, {}, {"LC_ALL": "xx_YY.UTF-8"}, {"TMPDIR": "/tmp/é" + "ü" * 45}], ids=["pg", "empty", "locale", "letters"]
+)
 def test_a_hostile_or_empty_environment_does_not_reach_the_server(env, state_dir):
     cold = state_dir + "/cold"
     full = {"PATH": os.environ["PATH"], "PGSHARE_STATE_DIR": cold, **env}
@@ -208,7 +215,13 @@ def test_a_uid_without_a_name_works_or_is_told_the_ways_out(place):
 
 def python():
     """An interpreter that every user can run."""
-    return os.path.realpath(sys.executable) if os.access("/root", os.X_OK) and not sys.executable.startswith("/root") and not os.path.realpath(sys.executable).startswith("/root") else "/usr/bin/python3"
+    return (
+        os.path.realpath(sys.executable)
+        if os.access("/root", os.X_OK)
+        and not sys.executable.startswith("/root")
+        and not os.path.realpath(sys.executable).startswith("/root")
+        else "/usr/bin/python3"
+    )
 
 
 def readable(place):
@@ -235,7 +248,9 @@ def readable(place):
 def test_out_of_space_is_named_with_path_and_free_bytes(place):
     small = f"{place}/small"
     os.mkdir(small)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m,mode=711", "tmpfs", small], check=False, capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20m,mode=711", "tmpfs", small], check=False, capture_output=True
+    ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         with pytest.raises(ServerStartError, match=rf"\d+ MiB \(\d+ bytes\) are free at {small}"):

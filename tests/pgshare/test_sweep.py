@@ -141,7 +141,17 @@ def test_what_is_locked_stays_and_is_reported(own_server):
 
 @pytest.mark.parametrize(
     "comment",
-    [None, "", "pgshare", "pgshare {", "pgshare []", 'pgshare {"v":2}', "pgshare 3", 'pgshare {"v":1,"run":1,"worker":"w","test":"t","at":1}', "my table"],
+    [
+        None,
+        "",
+        "pgshare",
+        "pgshare {",
+        "pgshare []",
+        'pgshare {"v":2}',
+        "pgshare 3",
+        'pgshare {"v":1,"run":1,"worker":"w","test":"t","at":1}',
+        "my table",
+    ],
 )
 def test_what_is_not_exactly_our_mark_is_nobodys(comment):
     assert read_mark(comment) is None

@@ -18,9 +18,7 @@ def test_messages_survive_any_cut_of_the_stream(size):
     assert got == [MESSAGE] * 3
 
 
-@pytest.mark.parametrize(
-    "data", [(LIMIT + 1).to_bytes(4, "big"), b"\0\0\0\4junk", (5).to_bytes(4, "big") + marshal.dumps(7, 2)]
-)
+@pytest.mark.parametrize("data", [(LIMIT + 1).to_bytes(4, "big"), b"\0\0\0\4junk", (5).to_bytes(4, "big") + marshal.dumps(7, 2)])
 def test_what_is_no_message_is_an_error(data):
     with pytest.raises(ValueError, match="not a message|over the limit"):
         Reader().feed(data)
