@@ -253,9 +253,11 @@ def test_out_of_space_is_named_with_path_and_free_bytes(place):
     ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
-        with pytest.raises(ServerStartError, match=rf"\d+ MiB \(\d+ bytes\) are free at {small}"):
-            with pgshare.suite_postgres(settings=Settings(bin=find(), state_dir=f"{small}/state")):
-                pass
+        with (
+            pytest.raises(ServerStartError, match=rf"\d+ MiB \(\d+ bytes\) are free at {small}"),
+            pgshare.suite_postgres(settings=Settings(bin=find(), state_dir=f"{small}/state")),
+        ):
+            pass
     finally:
         subprocess.run(["umount", small], check=True)
 
