@@ -1,4 +1,4 @@
-"""The main job on the embedded default: run the quickstart, say what was started, from where, how fast, and that nothing is left."""
+"""The main job on the embedded default: run the quickstart, say what was started, how fast, and that nothing is left."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROJECT = Path(__file__).parents[1] / "examples" / "quickstart"
 
 
 def left_behind() -> list[str]:
-    """What is left of the quickstart's runs: their ids start with the hash of its folder."""
+    """Return what is left of the quickstart's runs: their ids start with the hash of its folder."""
     prefix = blake2b(os.fsencode(str(PROJECT)), digest_size=2).hexdigest() + "_"
     runs = Path(state_root(None, os.environ)) / "runs"
     found = [f"folder {path}" for path in runs.glob(f"{prefix}*")]

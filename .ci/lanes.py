@@ -14,38 +14,29 @@ from pgshare.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 # The live tests that make sense on a server that somebody else runs.
-SERVICE = [
-    "tests/pgshare/test_schema.py",
-    "tests/pgshare/test_limits.py",
-    "tests/pgshare/test_conninfo.py",
-    "tests/pgshare/test_acquire.py",
-]
-SERVICE += ["tests/pgshare/test_aconn.py", "tests/harness/test_cli.py", "examples/quickstart"]
+SERVICE = ["schema", "limits", "conninfo", "acquire", "aconn", "teardown", "database"]
 
 
-def lane(name: str, *args: str, **env: str) -> int:
+def lane(name: str, *args: str, folder: Path = ROOT, **env: str) -> int:
     """Run one lane and return its exit status."""
     print(f"\n=== lane {name}", flush=True)
-    command = [sys.executable, "-m", "pytest", "-q", *args]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", *args]
+    return subprocess.run(command, cwd=folder, env={**os.environ, **env}, check=False).returncode
 
 
 def main() -> int:
-    """Run the lanes: default (embedded server), then service (PGSHARE_DSN, required), on another version where there is one."""
-    workers = ("-n", "2")
-    codes = [lane("default: embedded server", *workers, "tests", "examples/quickstart")]
+    """Run the lanes: default (embedded server), then service (PGSHARE_DSN, required), on the newest version that is here."""
+    quickstart = ROOT / "examples" / "quickstart"
+    codes = [lane("default: embedded server", "tests")]
+    codes.append(lane("quickstart: embedded server", folder=quickstart))
     newest = list_binaries(os.environ, cache_folder(None, os.environ))[0]
     with suite_postgres(settings=Settings(bin=newest.bin_dir)) as server:
-        found = lane(
-            f"service: Postgres {server.version} named by PGSHARE_DSN",
-            *workers,
-            "-m",
-            "pgtest",
-            "--pg-require",
-            *SERVICE,
-            PGSHARE_DSN=server.dsn,
+        where = f"Postgres {server.version} named by PGSHARE_DSN"
+        files = [f"tests/pgshare/test_{name}.py" for name in SERVICE]
+        codes.append(
+            lane(f"service: {where}", "-m", "pgtest", "--pg-require", *files, "tests/harness/test_cli.py", PGSHARE_DSN=server.dsn)
         )
-        codes.append(found)
+        codes.append(lane(f"quickstart: {where}", "--pg-require", folder=quickstart, PGSHARE_DSN=server.dsn))
     return max(codes)
 
 

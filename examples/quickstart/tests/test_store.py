@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+import sys
 import threading
 
 import psycopg
@@ -86,10 +87,8 @@ def test_an_asynchronous_reader(store, pg_async_conn):
     assert asyncio.run(read()) == (6,)
 
 
-def test_a_report_by_another_program(store, pg_schema, pytestconfig):
+def test_a_report_by_another_program(store, pg_schema):
     """A child process finds the same schema through its environment."""
-    import sys
-
     store.order({"CUP-1": 1})
     code = "import psycopg; print(psycopg.connect().execute('select sum(total_cents) from order_totals').fetchone()[0])"
     done = subprocess.run([sys.executable, "-c", code], env=pg_schema.env(), capture_output=True, text=True, check=True)
