@@ -34,13 +34,25 @@ VARIABLES = {
     "service": "PGSERVICE",
     "passfile": "PGPASSFILE",
 }
-# Keys that asyncpg's URL knows under the same name; any other key of a URL becomes a server setting there.
+# Keys that asyncpg's URL knows under the same name (any other key of a URL becomes a server setting there).
 ASYNCPG_KEYS = """
 host port user password dbname passfile sslmode sslcert sslkey sslrootcert sslcrl sslpassword sslnegotiation
 ssl_min_protocol_version ssl_max_protocol_version target_session_attrs krbsrvname gsslib application_name
 """
 ASYNCPG = frozenset(ASYNCPG_KEYS.split())
-NOT_ASYNCPG = ("service", "hostaddr", "require_auth", "requirepeer", "replication")
+# Keys that tune libpq and change nothing of what a session means: asyncpg does without them.
+LIBPQ_ALONE = """
+connect_timeout keepalives keepalives_idle keepalives_interval keepalives_count tcp_user_timeout load_balance_hosts
+fallback_application_name sslcompression sslsni sslkeylogfile
+"""
+TUNING = frozenset(LIBPQ_ALONE.split())
+# Keys with values that ask for no more than what asyncpg does anyway.
+HARMLESS = {
+    "channel_binding": ("disable", "prefer"),
+    "gssencmode": ("disable", "prefer"),
+    "sslcertmode": ("allow",),
+    "client_encoding": ("utf8", "utf-8", "unicode"),
+}
 
 
 def env(parts: Mapping[str, str], base: Mapping[str, str]) -> dict[str, str]:
@@ -119,11 +131,18 @@ def _asyncpg_url(parts: Mapping[str, str]) -> str:
 
     They are sent at startup like libpq's, so RESET ALL, which its pool sends on release, returns to them.
     """
-    refused = [key for key in NOT_ASYNCPG if key in parts]
+    refused = [key for key, value in parts.items() if not _asyncpg_can(key, value)]
     if refused:
         raise SettingError(f"the DSN sets {', '.join(refused)}, which asyncpg cannot honour; remove it")
+    if parts.get("host", "").startswith("@"):
+        raise SettingError(f"asyncpg cannot reach the abstract socket {parts['host']!r}; give the server a socket folder or a port")
     rest = {key: value for key, value in parts.items() if key in ASYNCPG}
     return conninfo.to_uri({**rest, **dict(_settings(parts.get("options", "")))})
+
+
+def _asyncpg_can(key: str, value: str) -> bool:
+    """Return whether a session through asyncpg means the same with this key: honoured, mere tuning, or what it does anyway."""
+    return key in ASYNCPG or key in TUNING or key == "options" or value.lower() in HARMLESS.get(key, ())
 
 
 def _settings(options: str) -> list[tuple[str, str]]:

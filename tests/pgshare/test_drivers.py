@@ -16,6 +16,7 @@ from pgshare.settings import Settings
 from pgshare.suite import suite_postgres
 
 WHERE = "select relnamespace::regnamespace::text from pg_class where relname = 'thing'"
+RESETS = ("reset all", "discard all")
 NASTY = "p@ss:w/rd#%25 é'\\+&="
 
 
@@ -70,14 +71,18 @@ def test_sqlalchemy_with_psycopg(schema):
         meta = sqlalchemy.MetaData()
         sqlalchemy.Table("thing", meta, sqlalchemy.Column("i", sqlalchemy.Integer))
         meta.create_all(engine)
-        with engine.connect() as conn:
-            assert conn.exec_driver_sql(WHERE).scalar() == schema.name
-            assert conn.exec_driver_sql("show work_mem").scalar() == "5MB"
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            for reset in RESETS:
+                conn.exec_driver_sql("set search_path = public")
+                conn.exec_driver_sql(reset)
+                assert conn.exec_driver_sql(WHERE).scalar() == schema.name
+                assert conn.exec_driver_sql("select current_schema()").scalar() == schema.name
+                assert conn.exec_driver_sql("show work_mem").scalar() == "5MB"
         meta.drop_all(engine)
         engine.dispose()
 
 
-def test_sqlalchemy_with_asyncpg(schema):
+def test_sqlalchemy_with_asyncpg_and_with_psycopgs_asynchronous_side(schema):
     import sqlalchemy
     from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -85,10 +90,15 @@ def test_sqlalchemy_with_asyncpg(schema):
         for engine in (
             create_async_engine(schema.url("sqlalchemy+asyncpg")),
             create_async_engine(**schema.engine_args("sqlalchemy+asyncpg")),
+            create_async_engine(**schema.engine_args("sqlalchemy+psycopg")),
         ):
             async with engine.begin() as conn:
                 await conn.execute(sqlalchemy.text("create table thing (i int)"))
+                await conn.execute(sqlalchemy.text("set search_path = public"))
+                await conn.execute(sqlalchemy.text("reset all"))
                 assert (await conn.execute(sqlalchemy.text(WHERE))).scalar() == schema.name
+                assert (await conn.execute(sqlalchemy.text("select current_schema()"))).scalar() == schema.name
+                assert (await conn.execute(sqlalchemy.text("show work_mem"))).scalar() == "5MB"
                 await conn.execute(sqlalchemy.text("drop table thing"))
             await engine.dispose()
 
@@ -124,6 +134,17 @@ def test_unknown_drivers_list_the_known():
         (lambda: drivers.url({"host": "a,b"}, "sqlalchemy"), "SQLAlchemy's URL cannot name several hosts"),
         (lambda: drivers.url({"service": "s"}, "asyncpg"), "the DSN sets service, which asyncpg cannot honour"),
         (lambda: drivers.url({"options": "-e -c a.b=1"}, "asyncpg"), "options hold '-e', which only libpq programs can send"),
+        (lambda: drivers.url({"host": "@abstract"}, "asyncpg"), "asyncpg cannot reach the abstract socket '@abstract'"),
+        (
+            lambda: drivers.url({"channel_binding": "require"}, "asyncpg"),
+            "the DSN sets channel_binding, which asyncpg cannot honour",
+        ),
+        (lambda: drivers.url({"gssencmode": "require"}, "asyncpg"), "the DSN sets gssencmode, which asyncpg cannot honour"),
+        (
+            lambda: drivers.url({"client_encoding": "latin1"}, "asyncpg"),
+            "the DSN sets client_encoding, which asyncpg cannot honour",
+        ),
+        (lambda: drivers.engine_args({"key_of_2040": "x"}, "sqlalchemy+asyncpg"), "the DSN sets key_of_2040, which asyncpg cannot"),
         (lambda: drivers.env({"keepalives_idle": "3"}, {}), "the DSN sets keepalives_idle, which no PG"),
     ],
 )
@@ -132,71 +153,37 @@ def test_what_a_form_cannot_say_is_refused_by_name(work, message):
         work()
 
 
+def test_asyncpg_does_without_keys_that_only_tune_libpq():
+    tuned = {"host": "h", "connect_timeout": "3", "keepalives_idle": "9", "channel_binding": "prefer", "client_encoding": "UTF8"}
+    assert drivers.url(tuned, "asyncpg") == "postgresql://h/"
+
+
+def test_several_hosts_reach_asyncpg_and_sqlalchemy_on_the_one_that_answers(schema):
+    import asyncpg
+    import sqlalchemy
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    parts = schema.parts
+    several = {**parts, "host": f"/nowhere,{parts['host']}", "port": f"1,{parts['port']}"}
+
+    async def work():
+        conn = await asyncpg.connect(drivers.url(several, "asyncpg"))
+        assert await conn.fetchval("select current_schema()") == schema.name
+        await conn.close()
+        engine = create_async_engine(**drivers.engine_args(several, "sqlalchemy+asyncpg"))
+        async with engine.connect() as bound:
+            assert (await bound.execute(sqlalchemy.text("select current_schema()"))).scalar() == schema.name
+        await engine.dispose()
+
+    asyncio.run(work())
+    engine = sqlalchemy.create_engine(**drivers.engine_args(several))
+    with engine.connect() as conn:
+        assert conn.exec_driver_sql("select current_schema()").scalar() == schema.name
+    engine.dispose()
+
+
 def test_the_environment_has_no_foreign_variables():
     env = drivers.env(
         {"host": "h", "options": "-c x.y=1"}, {"PATH": "/bin", "PGSERVICE": "s", "PGSHARE_DSN": "keep", "PGAPPNAME": "no"}
     )
     assert env == {"PATH": "/bin", "PGSHARE_DSN": "keep", "PGHOST": "h", "PGOPTIONS": "-c x.y=1"}
-
-
-DJANGO_SETTINGS = """
-import os, json
-SECRET_KEY = "x"
-INSTALLED_APPS = ["shop"]
-DATABASES = {"default": {"ENGINE": "django.db.backends.postgresql", "NAME": "replaced by the fixture"}}
-DEFAULT_AUTO_FIELD = "django.db.models.AutoField"
-"""
-DJANGO_TESTS = """
-import pytest
-from shop.models import Thing
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("n", [1, 2])
-def test_rows_are_in_the_schema(n):
-    from django.db import connection
-    assert Thing.objects.count() == 0
-    Thing.objects.create(name="x")
-    with connection.cursor() as cursor:
-        cursor.execute("select current_schema(), relnamespace::regnamespace::text from pg_class where relname = 'shop_thing'")
-        schema, where = cursor.fetchone()
-    assert schema == where and schema.startswith("pgshare_")
-
-@pytest.mark.django_db(transaction=True)
-def test_committed_rows_too():
-    Thing.objects.create(name="y")
-"""
-
-
-def test_django_makes_no_test_database_and_touches_no_public(project, tcp_server):
-    """The recipe of docs/drivers.md, word for word."""
-    from recipes import python_block
-
-    (project.folder / "shop" / "migrations").mkdir(parents=True)
-    files = {
-        "shop/__init__.py": "",
-        "shop/migrations/__init__.py": "",
-        "shop/models.py": "from django.db import models\nclass Thing(models.Model):\n    name = models.CharField(max_length=9)\n",
-        "shop/migrations/0001_initial.py": (
-            "from django.db import migrations, models\nclass Migration(migrations.Migration):\n    initial = True\n    operations = ["
-            "migrations.CreateModel('Thing', [('id', models.AutoField(primary_key=True)), ('name', models.CharField(max_length=9))])]\n"
-        ),
-        "settings.py": DJANGO_SETTINGS,
-        "conftest.py": python_block("drivers.md", "django_db_setup"),
-        "test_shop.py": DJANGO_TESTS,
-    }
-    for name, text in files.items():
-        (project.folder / name).write_text(text)
-    with psycopg.connect(tcp_server.dsn, autocommit=True) as admin:
-        look = (
-            "select (select string_agg(datname, ',' order by 1) from pg_database), "
-            "(select count(*) from pg_class where relnamespace = 'public'::regnamespace), "
-            "(select count(*) from pg_namespace where nspname like 'pgshare%')"
-        )
-        before = admin.execute(look).fetchone()
-        result = project.run(
-            "-p", "pytest_django", "--ds=settings", PGSHARE_DSN=tcp_server.dsn, PYTHONPATH=str(project.folder),
-            plugins=("-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:asyncio"),
-        )  # fmt: skip
-        assert result.code == 0, result.out
-        assert result.count("passed") == 3
-        assert admin.execute(look).fetchone() == before
