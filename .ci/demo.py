@@ -34,7 +34,9 @@ def main() -> int:
     """Run it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PGSHARE_", "PYTEST_"))}
     began = time.monotonic()
-    code = subprocess.run([sys.executable, "-m", "pytest", "-m", "pgtest", "-n", "2"], cwd=PROJECT, env=env, check=False).returncode
+    code = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "pgtest", "-n", "2", "-p", "no:asyncio"], cwd=PROJECT, env=env, check=False
+    ).returncode
     print(f"\ndemo: {time.monotonic() - began:.1f}s for the whole run of examples/quickstart")
     left = left_behind()
     for thing in left:

@@ -28,7 +28,7 @@ def main() -> int:
     """Run the lanes: default (embedded server), then service (PGSHARE_DSN, required), on the newest version that is here."""
     quickstart = ROOT / "examples" / "quickstart"
     codes = [lane("default: embedded server", "tests")]
-    codes.append(lane("quickstart: embedded server", folder=quickstart))
+    codes.append(lane("quickstart: embedded server", "-p", "no:asyncio", folder=quickstart))
     newest = list_binaries(os.environ, cache_folder(None, os.environ))[0]
     with suite_postgres(settings=Settings(bin=newest.bin_dir)) as server:
         where = f"Postgres {server.version} named by PGSHARE_DSN"
@@ -36,7 +36,7 @@ def main() -> int:
         codes.append(
             lane(f"service: {where}", "-m", "pgtest", "--pg-require", *files, "tests/harness/test_cli.py", PGSHARE_DSN=server.dsn)
         )
-        codes.append(lane(f"quickstart: {where}", "--pg-require", folder=quickstart, PGSHARE_DSN=server.dsn))
+        codes.append(lane(f"quickstart: {where}", "-p", "no:asyncio", "--pg-require", folder=quickstart, PGSHARE_DSN=server.dsn))
     return max(codes)
 
 

@@ -38,7 +38,6 @@ class Component:
         self.identity: Identity | None = None
         self.returncode: int | None = None
         self.rows: list[str] = []
-        self._fds: list[int] = []
         self._notify: _socket.socket | None = None
         self._inotify = self._pidfd = -1
         self._started_at = time.monotonic()
@@ -101,8 +100,21 @@ class Component:
                 self._watch(self._inotify)
 
     def _watch(self, fd: int) -> None:
-        self._fds.append(fd)
         self.poller.register(fd, select.POLLIN)
+
+    def _close_gates(self) -> None:
+        """Stop listening for readiness: a live server goes on writing to its folder, and every event would wake the loop."""
+        if self._notify is not None:
+            self.poller.unregister(self._notify.fileno())
+            self._notify.close()
+            self._notify = None
+        self._inotify = self._unwatch(self._inotify)
+
+    def _unwatch(self, fd: int) -> int:
+        if fd >= 0:
+            self.poller.unregister(fd)
+            os.close(fd)
+        return -1
 
     def _spawn(self) -> None:
         child.become_subreaper()
@@ -158,6 +170,7 @@ class Component:
             gate = self._gate()
             if gate:
                 self.state, self.gate, self.took = "verify", gate, time.monotonic() - self._started_at
+                self._close_gates()
             elif self._left() <= 0:
                 self._fail(f"{self.name} was not ready after {self.spec.get('timeout', 60.0)}s")
 
@@ -224,19 +237,12 @@ class Component:
         return failures
 
     def _end_processes(self) -> list[str]:
-        for fd in self._fds:
-            self.poller.unregister(fd)
-        if self._notify is not None:
-            self._fds.remove(self._notify.fileno())
-            self._notify.close()
-            self._notify = None
-        self._fds, fds = [], self._fds
+        self._close_gates()
         shm = reaper.segments(str(self.spec.get("data") or ""), self.identity)
         try:
             failures = self._climb()
         finally:
-            for fd in fds:
-                os.close(fd)
+            self._pidfd = self._unwatch(self._pidfd)
         for segment in shm:
             reaper.remove_segment(*segment)
         return failures

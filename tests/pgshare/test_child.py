@@ -48,9 +48,9 @@ def test_another_boot_is_dead_and_another_namespace_unknown(sleeper):
     assert child.send_signal((boot.partition("/")[0] + "/pid:[1]", pid, start), child.KILL) is False
 
 
-@pytest.mark.parametrize("pid", [0, 1, os.getpid(), os.getppid()])
-def test_init_ourselves_and_ancestors_are_never_signalled(pid):
-    assert child.may_signal((child.boot_id(), pid, 1)) is False
+@pytest.mark.parametrize("who", [lambda: 0, lambda: 1, os.getpid, os.getppid], ids=["nobody", "init", "ourselves", "parent"])
+def test_init_ourselves_and_ancestors_are_never_signalled(who):
+    assert child.may_signal((child.boot_id(), who(), 1)) is False
 
 
 def test_stop_climbs_the_ladder_until_the_process_is_gone():

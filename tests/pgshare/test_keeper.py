@@ -224,3 +224,21 @@ def test_another_users_process_is_not_served(run):
     )
     assert done.stdout.strip() == "b''", done.stderr
     assert held.leave() == []
+
+
+def test_an_idle_keeper_uses_no_processor_time(run):
+    """Every event that nobody takes would wake its loop for ever."""
+    server, held = shared(run)
+    keeper = held.status()["pid"]
+    with psycopg.connect(server.dsn, autocommit=True) as conn:
+        conn.execute("create table busy as select generate_series(1, 20000); checkpoint")
+
+        def ticks():
+            with open(f"/proc/{keeper}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+            return int(fields[11]) + int(fields[12])
+
+        before = ticks()
+        conn.execute("select pg_sleep(1)")  # the server passes the time; nothing here does
+        assert ticks() - before <= 5  # of 100 in a second
+    held.leave()

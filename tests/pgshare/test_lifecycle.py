@@ -201,7 +201,7 @@ def test_a_test_timeout_leaves_no_query_behind(project):
     project.write(
         test_a="""
         import pytest
-        @pytest.mark.timeout(1)
+        @pytest.mark.timeout(5)
         def test_slow(pg_conn):
             pg_conn.execute("create table t (i int)")
             pg_conn.execute("select pg_sleep(600)")
