@@ -35,5 +35,9 @@ matrix: system
 bench: system setup
 	$(PY) -m benchmarks
 
+# Write the generated tables into the pages.
+docs: setup
+	$(PY) tests/recipes.py
+
 clean:
 	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
