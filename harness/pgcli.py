@@ -56,14 +56,12 @@ def _dsn(arguments: argparse.Namespace, env: Mapping[str, str]) -> tuple[str, st
 
 def run_probe(arguments: argparse.Namespace, env: Mapping[str, str], stdout: TextIO, stderr: TextIO) -> int:
     """Print what the server is, or why tests cannot run against it."""
-    import dataclasses
-
     from pgshare import conninfo, probe
     from pgshare.deadline import Deadline
 
     dsn, name, settings = _dsn(arguments, env)
     facts = probe.probe_postgres(dsn, Deadline.after(settings.wait), name=name)
-    data = {"schema": 1, **dataclasses.asdict(facts)}
+    data = {"schema": 1, **facts._asdict()}
     if arguments.format == "json":
         stdout.write(json.dumps(data) + "\n")
     else:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgshare.errors import ServerStartError
 
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 PREFERRED = ("postgres", "nobody")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Account:
+class Account(NamedTuple):
     """The server's user. ``drop``: we are root and give the privileges up in the child."""
 
     uid: int

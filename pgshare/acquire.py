@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pgshare.errors import OriginUnavailableError, SettingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    import psycopg
 
     from pgshare.lease import Lease
     from pgshare.run import Run
@@ -21,16 +22,14 @@ if TYPE_CHECKING:
 Origin = Literal["external", "container", "embedded", "none"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Host:
+class Host(NamedTuple):
     """What this machine offers. ``missing`` says why no server binaries can be used; blank when they can."""
 
     missing: str = ""
     tried: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(NamedTuple):
     """The origin, and one sentence that says why."""
 
     origin: Origin
@@ -66,16 +65,18 @@ def probe_host(settings: Settings, env: Mapping[str, str]) -> Host:
     return Host()
 
 
-@dataclass(kw_only=True)
-class Acquired:
-    """A server and, for one that is ours, the lease that holds it."""
+class Acquired(NamedTuple):
+    """A server; for one that is ours, the lease that holds it; and the connection that proved it, to be used on."""
 
     postgres: Postgres
     lease: Lease | None = None
+    conn: psycopg.Connection | None = None
 
 
-def acquire(run: Run, settings: Settings, env: Mapping[str, str] | None = None) -> Acquired:
+def acquire(run: Run, settings: Settings, env: Mapping[str, str] | None = None, *, keep_conn: bool = False) -> Acquired:
     """Return the run's Postgres, starting it when it is ours and nobody of this run has.
+
+    ``keep_conn``: the caller goes on with the connection that proved the server, and closes it.
 
     Raises OriginUnavailableError when nothing is to be had (skip, or fail under require), SettingError and NotReadyError for a
     setting that does not work, ServerStartError and KeeperError for a server of ours that does not.
@@ -87,12 +88,12 @@ def acquire(run: Run, settings: Settings, env: Mapping[str, str] | None = None) 
         )
     decision = choose_origin(settings, probe_host(settings, environment))
     if decision.origin == "external":
-        return Acquired(postgres=_external(settings, environment))
+        return _external(settings, environment, keep_conn=keep_conn)
     if decision.origin == "embedded":
         from pgshare.suite import shared_postgres
 
         postgres, lease = shared_postgres(run, settings, environment)
-        return Acquired(postgres=postgres, lease=lease)
+        return Acquired(postgres=postgres, lease=lease, conn=lease.take_proof() if keep_conn else None)
     if decision.origin == "container":
         raise OriginUnavailableError(
             f"{decision.reason}, and containers are not available in this version; leave it out, or set PGSHARE_DSN",
@@ -101,7 +102,7 @@ def acquire(run: Run, settings: Settings, env: Mapping[str, str] | None = None) 
     raise OriginUnavailableError(decision.reason, tried=decision.tried)
 
 
-def _external(settings: Settings, env: Mapping[str, str]) -> Postgres:
+def _external(settings: Settings, env: Mapping[str, str], *, keep_conn: bool) -> Acquired:
     """Return the server that the user named, proved to be usable for tests."""
     import time
 
@@ -113,9 +114,15 @@ def _external(settings: Settings, env: Mapping[str, str]) -> Postgres:
     name = settings.named("dsn")
     parts = conninfo.fill_from_env(conninfo.parse(settings.dsn or "", name=name), env)
     dsn = conninfo.build(parts)
-    facts = probe.probe_postgres(dsn, Deadline.after(settings.wait), name=name)
-    probe.check_usable(facts, name=name)
-    return Postgres(
+    facts, conn = probe.open_probed(dsn, Deadline.after(settings.wait), name=name)
+    try:
+        probe.check_usable(facts, name=name)
+    except SettingError:
+        conn.close()
+        raise
+    if not keep_conn:
+        conn.close()
+    postgres = Postgres(
         dsn=dsn,
         origin="external",
         version=facts.version.split(" ", 1)[0],
@@ -125,6 +132,7 @@ def _external(settings: Settings, env: Mapping[str, str]) -> Postgres:
         took=time.perf_counter() - began,
         place=f"{parts.get('host', parts.get('service', 'the default socket'))}, database {facts.database}",
     )
+    return Acquired(postgres=postgres, conn=conn if keep_conn else None)
 
 
 def acquire_dsn(settings: Settings | None = None) -> str:
@@ -159,7 +167,8 @@ def isolated_schema(dsn: str, *, test: str = "", settings: Settings | None = Non
 
     found = dataclasses.replace(Made() if settings is None else settings, dsn=dsn)
     run = Run.new(found.state_dir)
-    factory = SchemaFactory(acquire(run, found).postgres, run, found, pgoptions=os.environ.get("PGOPTIONS", ""))
+    acquired = acquire(run, found, keep_conn=True)
+    factory = SchemaFactory(acquired.postgres, run, found, pgoptions=os.environ.get("PGOPTIONS", ""), conn=acquired.conn)
     try:
         schema = factory.create(test)
         try:

@@ -28,6 +28,10 @@ class Admin:
         self._dsn, self._run, self._worker, self._name, self._ours = dsn, run, worker, name, ours
         self._conn: psycopg.Connection | None = None
 
+    def adopt(self, conn: psycopg.Connection) -> None:
+        """Go on with a connection that already proved the server, instead of opening another."""
+        self._conn = self._set_up(conn)
+
     @property
     def conn(self) -> psycopg.Connection:
         """The open connection; made anew when the server has ended it."""
@@ -35,16 +39,20 @@ class Admin:
             self._conn = self._open()
         return self._conn
 
+    @property
+    def _application_name(self) -> str:
+        return f"pgshare {self._run} {self._worker} admin"
+
     def _open(self) -> psycopg.Connection:
         # A server that we started is not to be found through the caller's PG* variables.
         with without_pg_variables() if self._ours else contextlib.nullcontext():
-            conn = open_slot(self._dsn, name=self._name, application_name=f"pgshare {self._run} {self._worker} admin")
+            return self._set_up(open_slot(self._dsn, name=self._name, application_name=self._application_name))
+
+    def _set_up(self, conn: psycopg.Connection) -> psycopg.Connection:
         conn.prepare_threshold = None
         # Shared: every process of the run holds it; others only read pg_locks to see that the run is alive.
-        conn.execute(
-            OWN_SETTINGS
-            + f"set idle_session_timeout = 0; select pg_advisory_lock_shared({mark.LOCK_CLASS}, {mark.lock_key(self._run)})"
-        )
+        lock = f"select pg_advisory_lock_shared({mark.LOCK_CLASS}, {mark.lock_key(self._run)})"
+        conn.execute(f"{OWN_SETTINGS}set idle_session_timeout = 0; set application_name = '{self._application_name}'; {lock}")
         return conn
 
     @property

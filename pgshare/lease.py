@@ -21,6 +21,8 @@ from pgshare.lock import FileLock
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import psycopg
+
     from pgshare.run import Run
     from pgshare.wire import Message
 
@@ -34,6 +36,7 @@ class Lease:
     def __init__(self, run: Run, conn: socket.socket, *, keeper_pid: int = 0) -> None:
         self.run, self._conn, self._keeper_pid = run, conn, keeper_pid
         self._reader = wire.Reader()
+        self.proof: psycopg.Connection | None = None  # the connection that proved the server; closed with the lease
         me = weakref.ref(self)
         # A forked child must not hold the lease of a dead parent.
         os.register_at_fork(after_in_child=lambda: _forget(me))
@@ -101,13 +104,26 @@ class Lease:
 
     def close(self) -> None:
         """Give the lease back without ending the run. Idempotent."""
+        proof = self.take_proof()
+        if proof is not None:
+            proof.close()
         self._conn.close()
+
+    def forget(self) -> None:
+        """In a forked child: the connections are the parent's, only our descriptors of the lease go."""
+        self.proof = None
+        self._conn.close()
+
+    def take_proof(self) -> psycopg.Connection | None:
+        """Hand over the connection that proved the server, once."""
+        proof, self.proof = self.proof, None
+        return proof
 
 
 def _forget(lease: weakref.ref[Lease]) -> None:
     found = lease()
     if found is not None:
-        found.close()
+        found.forget()
 
 
 def _tail(path: str) -> str:

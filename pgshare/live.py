@@ -13,6 +13,8 @@ from pgshare.errors import LeftoverError, PgshareError, TemplateError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import psycopg
+
     from pgshare.acquire import Acquired
     from pgshare.database import Database
     from pgshare.run import Run
@@ -60,7 +62,7 @@ class Live:
             from pgshare.acquire import acquire
 
             try:
-                self._acquired = acquire(self.run, self.settings)
+                self._acquired = acquire(self.run, self.settings, keep_conn=True)
             except PgshareError as exc:
                 self._error = exc
                 raise
@@ -74,6 +76,10 @@ class Live:
     def _recover(self) -> None:
         """Clean up after runs that died, once a live fixture was really needed; what must stay is reported, not fatal."""
         from pgshare.run import state_root
+
+        runs = os.path.join(state_root(self.settings.state_dir, os.environ), "runs")
+        if not os.path.isdir(runs) or set(os.listdir(runs)) <= {self.run.id}:
+            return  # nobody else's folder is there: not worth importing what looks at them
         from pgshare.runs import recover_dead
 
         self.residue += recover_dead(state_root(self.settings.state_dir, os.environ), skip=self.run.id)
@@ -84,17 +90,26 @@ class Live:
         if self._factory is None:
             from pgshare.schema import SchemaFactory
 
-            self._factory = SchemaFactory(self.server(), self.run, self.settings, pgoptions=os.environ.get("PGOPTIONS", ""))
+            server = self.server()
+            pgoptions = os.environ.get("PGOPTIONS", "")
+            self._factory = SchemaFactory(server, self.run, self.settings, pgoptions=pgoptions, conn=self._take_conn())
         return self._factory
 
-    def create(self, test: str, migration: Callable[[str], object] | None) -> Schema:
-        """Return a fresh schema for ``test``, migrated when there is a migration."""
+    def _take_conn(self) -> psycopg.Connection | None:
+        """Return the connection that proved the server, once."""
+        if self._acquired is None:
+            return None
+        conn, self._acquired = self._acquired.conn, self._acquired._replace(conn=None)
+        return conn
+
+    def create(self, test: str, migration: Callable[[str], object] | None, *, keep_spare: bool) -> Schema:
+        """Return a fresh schema for ``test``, migrated when there is a migration; ``keep_spare`` as SchemaFactory.create has it."""
         __tracebackhide__ = True
         if self._migration_failed:
             raise TemplateError(f"the migration failed, its traceback is at {self._migration_failed}")
         if self.settings.census and self._census is None:
             self._census = self._take_census()
-        schema = self.factory.create(test)
+        schema = self.factory.create(test, keep_spare=keep_spare)
         if migration is not None:
             from pgshare.migrate import run_migration
 
@@ -168,6 +183,9 @@ class Live:
             self._sweep_external()
             self._factory.close()
             self._factory = None
+        conn = self._take_conn()
+        if conn is not None:
+            conn.close()
         if self._taken:
             from pgshare import scrub
 

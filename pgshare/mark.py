@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 PREFIX = "pgshare "
 VERSION = 1
@@ -13,8 +13,7 @@ VERSION = 1
 LOCK_CLASS = 0x70677368
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """One thing's maker: run, worker, full test id, and when (seconds since the epoch)."""
 
     run: str

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ROOM = 1 << 30  # bytes that count as room for a test suite's data
 MEMORY = ("/dev/shm",)  # noqa: S108  # a folder of ours is made in it, 0700
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """A folder that does not exist yet, and why it is there."""
 
     folder: str

@@ -257,7 +257,9 @@ def pg_schema(
     """Return this test's fresh schema: ``.dsn .connect() .env() .url(driver) .engine_args(driver) .django() .channel(name)``."""
     with _door(request) as live:
         _note_use(request, live)
-        schema = live.create(request.node.nodeid, pg_migrate)
+        # The first schema's proof opens a connection: pg_conn goes on with it.
+        keep_spare = "pg_conn" in request.fixturenames and pg_migrate is None
+        schema = live.create(request.node.nodeid, pg_migrate, keep_spare=keep_spare)
         _refuse_mixed(request, schema)
     yield schema
     with _door(request) as live:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgshare import conninfo
 from pgshare.deadline import Deadline, NotYet, poll
@@ -28,8 +27,7 @@ PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
 LONGEST = 0.25
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerFacts:
+class ServerFacts(NamedTuple):
     """What one connection told about a server."""
 
     version_num: int
@@ -75,7 +73,14 @@ def connect(dsn: str, *, timeout: float = 10.0, **extra: object) -> psycopg.Conn
 
 
 def probe_postgres(dsn: str, deadline: Deadline, *, name: str) -> ServerFacts:
-    """Return what the server at ``dsn`` is, trying until ``deadline``.
+    """Return what the server at ``dsn`` is; see ``open_probed``."""
+    facts, conn = open_probed(dsn, deadline, name=name)
+    conn.close()
+    return facts
+
+
+def open_probed(dsn: str, deadline: Deadline, *, name: str) -> tuple[ServerFacts, psycopg.Connection]:
+    """Return what the server at ``dsn`` is, and the connection that told it, trying until ``deadline``.
 
     The first try is immediate. Refused, unresolved, starting up and no free slot are tried again; NotReadyError says what was seen
     last. Authentication, a missing database and every other refusal end the wait at once: SettingError with the server's words.
@@ -91,13 +96,12 @@ def probe_postgres(dsn: str, deadline: Deadline, *, name: str) -> ServerFacts:
             raise NotYet(reason(exc)) from None
 
     conn = poll(f"the server that {name} names", attempt, deadline, pauses=_pauses())
-    with conn:
-        row = conn.execute(FACTS).fetchone()
+    row = conn.execute(FACTS).fetchone()
     if row is None:
+        conn.close()
         raise SettingError(f"{name}: the server answered with nothing; is it Postgres?")
-    return ServerFacts(
-        **dict(zip(ServerFacts.__dataclass_fields__, (_text(value) for value in row), strict=True))  # type: ignore[arg-type]  # the row's order is the fields' order
-    )
+    facts = ServerFacts(*(_text(value) for value in row))  # type: ignore[arg-type]  # the row's order is the fields' order
+    return facts, conn
 
 
 def _pauses() -> Iterator[float]:
@@ -139,20 +143,26 @@ def check_usable(facts: ServerFacts, *, name: str, oldest: int = 14) -> None:
         )
 
 
-def prove_isolation(dsn: str, schema: str, *, name: str) -> None:
-    """Connect through ``dsn`` and make sure that sessions really start in ``schema``. SettingError names a pooler in between."""
+def prove_isolation(dsn: str, schema: str, *, name: str) -> psycopg.Connection:
+    """Connect through ``dsn``, make sure that sessions really start in ``schema``, and return that connection.
+
+    SettingError names a pooler in between.
+    """
     import psycopg
 
     way_out = f"{name} goes through a connection pooler; name the server itself (its direct host and port)"
     try:
-        with connect(dsn) as conn:
-            row = conn.execute("select current_schema()::text, current_setting('search_path')").fetchone()
+        conn = psycopg.connect(dsn)
     except psycopg.OperationalError as exc:
         if "startup parameter" in str(exc):
             raise SettingError(f"{way_out}; it said: {reason(exc)}") from None
         raise SettingError(f"{name}: cannot connect for a test: {reason(exc)}") from None
+    row = conn.execute("select current_schema()::text").fetchone()
+    conn.rollback()
     found = None if row is None else _text(row[0])
     if found != schema:
+        conn.close()
         raise SettingError(
             f"{way_out}; a session that asked for schema {schema!r} got {found!r}, because the search_path was dropped on the way"
         )
+    return conn

@@ -11,7 +11,6 @@ from pgshare.admin import SLOT_WAIT, Admin
 from pgshare.deadline import Deadline, NotYet, poll
 from pgshare.errors import LeftoverError, NotReadyError, SettingError
 from pgshare.mark import Mark
-from pgshare.scrub import without_pg_variables
 from pgshare.sessions import ConnectionLeakWarning, Report, Session
 
 if TYPE_CHECKING:
@@ -90,15 +89,28 @@ class Schema:
 class SchemaFactory:
     """Makes and drops the schemas of one process."""
 
-    def __init__(self, postgres: Postgres, run: Run, settings: Settings, *, pgoptions: str = "") -> None:
+    def __init__(
+        self,
+        postgres: Postgres,
+        run: Run,
+        settings: Settings,
+        *,
+        pgoptions: str = "",
+        conn: psycopg.Connection | None = None,
+    ) -> None:
         self._postgres, self._run, self._settings, self._pgoptions = postgres, run, settings, pgoptions
         self._ours = postgres.origin != "external"
         self.name = "the server of this run" if self._ours else settings.named("dsn")
         self.admin = Admin(postgres.dsn, run=run.id, worker=run.worker, name=self.name, ours=self._ours)
+        if conn is not None:
+            self.admin.adopt(conn)
         self._proved: set[tuple[str, ...]] = set()
+        self._spare: tuple[str, psycopg.Connection] | None = None
 
-    def create(self, test: str) -> Schema:
+    def create(self, test: str, *, keep_spare: bool = False) -> Schema:
         """Return a new schema for ``test``: one round trip, and on the first of its kind a proof that its DSN isolates.
+
+        ``keep_spare``: the connection of that proof is kept for ``connect``, which the caller promises to call.
 
         SettingError for a role without CREATE, a pooler in between, or a DSN that sets a search_path itself.
         """
@@ -110,7 +122,7 @@ class SchemaFactory:
         except errors.InsufficientPrivilege as exc:
             raise SettingError(f"{self.name}: the role may not create schemas any more: {exc}") from None
         try:
-            self._prove(schema)
+            self._prove(schema, keep_spare=keep_spare)
         except BaseException:
             with contextlib.suppress(LeftoverError):
                 self.drop(schema)
@@ -151,14 +163,19 @@ class SchemaFactory:
                 raise
             self.admin.conn.execute(statement)
 
-    def _prove(self, schema: Schema) -> None:
-        shape = tuple(sorted(key for key in schema.parts))
+    def _prove(self, schema: Schema, *, keep_spare: bool) -> None:
+        """Prove that the DSN isolates, once for each shape; on a server that we started nothing lies in between to drop it."""
+        shape = tuple(sorted(schema.parts))
         if shape in self._proved:
             return
         if self._settings.schemas:
             self._check_extra()
-        with without_pg_variables() if self._ours else contextlib.nullcontext():
-            probe.prove_isolation(schema.dsn, schema.name, name=self.name)
+        if not self._ours:
+            conn = probe.prove_isolation(schema.dsn, schema.name, name=self.name)
+            if keep_spare:
+                self._spare = (schema.name, conn)
+            else:
+                conn.close()
         self._proved.add(shape)
 
     def _check_extra(self) -> None:
@@ -185,6 +202,10 @@ class SchemaFactory:
     def connect(self, schema: Schema, *, wait: float = SLOT_WAIT) -> psycopg.Connection:
         """Connect for a test, waiting up to ``wait`` seconds for a free slot; SettingError then says who holds them."""
         import psycopg
+
+        if self._spare is not None and self._spare[0] == schema.name:
+            (_, spare), self._spare = self._spare, None
+            return spare
 
         def attempt() -> psycopg.Connection:
             try:
@@ -213,6 +234,7 @@ class SchemaFactory:
         """
         from psycopg import errors
 
+        self._close_spare()
         report = Report(test=schema.test)
         deadline = Deadline.after(timeout)
         try:
@@ -292,7 +314,13 @@ class SchemaFactory:
 
     def close(self) -> None:
         """Close the administrative connection. Idempotent."""
+        self._close_spare()
         self.admin.close()
+
+    def _close_spare(self) -> None:
+        if self._spare is not None:
+            self._spare[1].close()
+            self._spare = None
 
 
 def refuse_mixed(stack_dsn: str, schema: Schema) -> None:

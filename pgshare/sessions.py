@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgshare.deadline import Deadline, NotYet, poll
 from pgshare.errors import NotReadyError
@@ -23,8 +22,7 @@ class ConnectionLeakWarning(UserWarning):
     """A test left connections open; the message names the test and each session."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Session:
+class Session(NamedTuple):
     """One server session, as pg_stat_activity shows it."""
 
     pid: int
@@ -40,13 +38,13 @@ class Session:
         return f"pid {self.pid} ({self.application_name or 'no application_name'}), {self.state}, last query: {short or '(none)'}"
 
 
-@dataclass(kw_only=True)
 class Report:
     """What a teardown found: sessions that were merely left open, and sessions that had to be stopped in what they did."""
 
-    test: str
-    leaked: list[Session] = field(default_factory=list)
-    ended: list[Session] = field(default_factory=list)
+    def __init__(self, *, test: str) -> None:
+        self.test = test
+        self.leaked: list[Session] = []
+        self.ended: list[Session] = []
 
     def __bool__(self) -> bool:
         """Whether there is anything to report."""

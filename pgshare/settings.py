@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pgshare.errors import SettingError
 
@@ -17,8 +17,7 @@ WAIT, WAIT_IN_CI = 3.0, 30.0
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Option:
+class Option(NamedTuple):
     """One setting: ``--pg-<name>``, ``PGSHARE_<NAME>`` and ``<name>`` in ``[tool.pgshare]``."""
 
     name: str

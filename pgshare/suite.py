@@ -94,7 +94,8 @@ def _prove(lease: Lease, reply: Message, deadline: Deadline) -> Message:
     from pgshare import cluster
 
     facts = dict(reply["facts"])  # type: ignore[call-overload]  # plain data of ours
-    server = cluster.verify(facts, pid=int(str(reply["pid"])), deadline=deadline)
+    server, conn = cluster.verify(facts, pid=int(str(reply["pid"])), deadline=deadline)
+    lease.proof = conn
     known = {**server, "gate": reply["gate"], "ready_after": reply["took"]}
     lease.confirm(NAME, known)
     return {**reply, "state": "ready", "facts": {**facts, **known}, "proved": True}

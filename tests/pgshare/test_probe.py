@@ -118,9 +118,7 @@ def test_one_connection_tells_everything(live_dsn):
     ],
 )
 def test_a_server_that_cannot_serve_tests_is_named(live_dsn, change, message):
-    import dataclasses
-
-    facts = dataclasses.replace(probe_postgres(live_dsn, Deadline.after(30), name="x"), **change)
+    facts = probe_postgres(live_dsn, Deadline.after(30), name="x")._replace(**change)
     with pytest.raises(SettingError) as caught:
         check_usable(facts, name="x")
     assert str(caught.value) == message

@@ -9,7 +9,7 @@ import pytest
 from psycopg import errors
 
 import pgshare
-from pgshare import conninfo
+from pgshare import conninfo, probe
 from pgshare.errors import SettingError
 from pgshare.mark import read_mark
 from pgshare.run import Run
@@ -164,10 +164,29 @@ def test_a_dsn_that_sets_a_search_path_is_refused_before_anything_is_made(each_s
 
 def test_the_proof_is_made_once_for_each_shape_of_dsn(factory, monkeypatch):
     seen = []
-    monkeypatch.setattr("pgshare.probe.prove_isolation", lambda *args, **_: seen.append(args))
+    real = probe.prove_isolation
+    monkeypatch.setattr(probe, "prove_isolation", lambda *args, **names: (seen.append(args), real(*args, **names))[1])
     for _ in range(5):
         factory.drop(factory.create("t"))
-    assert len(seen) == 1
+    assert len(seen) == (1 if factory._postgres.origin == "external" else 0)  # in front of a server of ours there is nothing
+
+
+def test_the_connection_of_the_proof_is_the_tests_own_first_one(each_server):
+    import dataclasses
+
+    factory = SchemaFactory(dataclasses.replace(each_server, origin="external"), Run.new(), Settings())
+    made = factory.create("t", keep_spare=True)
+    conn = factory.connect(made)
+    assert conn.info.transaction_status.name == "IDLE"
+    assert conn.execute("select current_schema()").fetchone() == (made.name,)
+    other = factory.connect(made)
+    assert other is not conn
+    conn.close()
+    other.close()
+    assert not factory.drop(made)
+    unused = factory.create("t2", keep_spare=True)
+    assert not factory.drop(unused)
+    factory.close()
 
 
 def test_a_broken_administrative_connection_is_made_anew(factory, each_server):
