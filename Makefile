@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 PY     := $(VENV)/bin/python
 
-.PHONY: setup system test demo lint matrix bench docs clean
+.PHONY: setup system test demo lint matrix bench docs ledger clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,10 @@ matrix: system
 
 bench: system setup
 	$(PY) -m benchmarks
+
+# Every row of the ledger: proved, part, out or open.
+ledger: setup
+	$(PY) -m pytest -q -s -p no:randomly -k listed tests/test_ledger.py
 
 # Write the generated tables into the pages.
 docs: setup

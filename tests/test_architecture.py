@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,23 @@ def test_a_run_without_live_tests_loads_no_driver(tmp_path):
     assert not {"psycopg", "podman", "anyio", "filelock"} & set(line.split())
 
 
+BLOCKED = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("psycopg", "psycopg_binary", "podman", "anyio", "filelock"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def test_unit_tests_pass_where_no_driver_and_no_podman_is_installed(project):
+    project.write(test_a="def test_unit(): pass\ndef test_live(pg_conn): pass\n", sitecustomize=BLOCKED)
+    result = project.run("-m", "not (pgtest or podman)", PYTHONPATH=str(project.folder))
+    assert result.code == 0, result.out
+    assert (result.count("passed"), result.count("deselected")) == (1, 1)
+
+
 @pytest.mark.parametrize("module", LEAN)
 def test_the_keepers_modules_load_next_to_nothing(module):
     code = "import sys; before = set(sys.modules); sys.path.append({root!r}); import pgshare.{module}; print(*(set(sys.modules) - before))"
@@ -94,6 +112,17 @@ def test_only_the_plugins_know_pytest_and_nobody_knows_podman_or_anyio_yet():
         assert not found & {"podman", "anyio"}, path
         assert "pytest" not in found or path.name == "plugin.py", path
         assert "_pytest" not in found, path
+
+
+def test_who_runs_the_server_is_decided_in_one_place():
+    """A server's origin is compared in acquire.py; elsewhere only to say it, and in schema.py to know whether the server is ours."""
+    found = Counter()
+    for path in [*(ROOT / "pgshare").glob("*.py"), *(ROOT / "harness").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare) and isinstance(node.left, ast.Attribute) and node.left.attr == "origin":
+                found[path.name] += 1
+    del found["acquire.py"]
+    assert found == {"report.py": 1, "runcli.py": 1, "schema.py": 1}
 
 
 def test_the_import_contracts_hold():
