@@ -31,6 +31,21 @@ def python_block(page: str, word: str) -> str:
     return found
 
 
+def shown_messages() -> list[str]:
+    """The messages of docs/troubleshooting.md, ``...`` for what varies."""
+    cells = re.findall(r"^\| (`.+?`(?: or [^|]*)?) \| ", find_page("troubleshooting.md").read_text(), re.M)
+    return [message for cell in cells for message in re.findall(r"`([^`]+)`", cell)]
+
+
+def find_shown(output: str) -> str | None:
+    """The message of docs/troubleshooting.md that ``output`` holds, whatever its line breaks."""
+    flat = re.sub(r"\s+", " ", output.replace("\nE  ", " "))
+    for message in shown_messages():
+        if re.search(".*".join(re.escape(part.strip()) for part in message.split("...")), flat):
+            return message
+    return None
+
+
 def _default(option: Option) -> str:
     if option.kind == "switch":
         return "off"

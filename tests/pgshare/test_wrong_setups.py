@@ -1,6 +1,6 @@
 """Wrong set-ups that people make: one sentence that names the setting and the way out, the right exit code, no traceback, soon.
 
-docs/troubleshooting.md lists them with these texts; tests/test_docs.py compares.
+Each output is also looked up in docs/troubleshooting.md, so that the page shows what people see.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 
 import psycopg
 import pytest
+from recipes import find_shown
 
 from pgshare import conninfo
 from pgshare.ports import free_ports
@@ -23,6 +24,7 @@ SOON = 3.0  # seconds: the limit is the subject here
 def check(result, message, *, code=1):
     assert result.code == code, result.out
     assert message in re.sub(r"\s+", " ", result.out.replace("\nE  ", " ")), result.out
+    assert find_shown(result.out), "no row of docs/troubleshooting.md shows this"
     assert "Traceback" not in result.out
     assert "pgshare/" not in result.out.replace("pgshare/pgshare", "")
     assert "During handling" not in result.out
