@@ -157,7 +157,6 @@ def isolated_schema(dsn: str, *, test: str = "", settings: Settings | None = Non
     Raises SettingError and NotReadyError as the fixtures do, LeftoverError when the schema could not be dropped, and warns
     (ConnectionLeakWarning) about connections that were left open.
     """
-    import dataclasses
     import warnings
 
     from pgshare.run import Run
@@ -165,7 +164,7 @@ def isolated_schema(dsn: str, *, test: str = "", settings: Settings | None = Non
     from pgshare.sessions import ConnectionLeakWarning
     from pgshare.settings import Settings as Made
 
-    found = dataclasses.replace(Made() if settings is None else settings, dsn=dsn)
+    found = (Made() if settings is None else settings)._replace(dsn=dsn)
     run = Run.new(found.state_dir)
     acquired = acquire(run, found, keep_conn=True)
     factory = SchemaFactory(acquired.postgres, run, found, pgoptions=os.environ.get("PGOPTIONS", ""), conn=acquired.conn)

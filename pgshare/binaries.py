@@ -10,7 +10,6 @@ import glob
 import hashlib
 import os
 import re
-import secrets
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -161,7 +160,7 @@ def _version(program: str, kept: str) -> str:
     if done.returncode or match is None:
         raise ServerStartError(f"{program} --version ended with {done.returncode}", log_tail=done.stderr.strip())
     version = match.group(0)
-    temporary = f"{kept}.{secrets.token_hex(4)}"
+    temporary = f"{kept}.{os.urandom(4).hex()}"
     with open(temporary, "w", encoding="ascii") as file:
         file.write(version)
     os.rename(temporary, kept)

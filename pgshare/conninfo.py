@@ -69,6 +69,16 @@ def _encode(text: str) -> str:
     return quote(text, safe="")
 
 
+class Dsn(str):
+    """A connection string whose ``repr`` has no password: pytest prints the values that a failing test was called with."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return it for people."""
+        return repr(redact(self))
+
+
 def redact(dsn: str) -> str:
     """Return ``dsn`` for people: no password in it, whatever form it has; a fixed text when it does not parse."""
     try:
@@ -121,7 +131,7 @@ def with_search_path(
     parts["options"] = f"{taken} -c search_path={escape_word(path)}".strip()
     if application_name is not None and "application_name" not in parts:
         parts["application_name"] = application_name
-    return build(parts)
+    return Dsn(build(parts))
 
 
 def quote_ident(name: str) -> str:

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from pgshare import datadir
-from pgshare.cluster import USER, child_env
+from pgshare.cluster import DATABASE, USER, child_env, scram_verifier
 from pgshare.errors import ServerStartError
 from pgshare.place import free_bytes
 
@@ -41,7 +41,7 @@ def ensure_template(binaries: Binaries, account: Account, cache: str, *, fresh: 
 
     Raises ServerStartError with initdb's own words. A maker that dies half-way leaves nothing that is ever used.
     """
-    settings = hashlib.blake2b(repr((INITDB, datadir.MAGIC)).encode(), digest_size=4).hexdigest()
+    settings = hashlib.blake2b(repr((INITDB, datadir.MAGIC, "one iteration")).encode(), digest_size=4).hexdigest()
     pack = os.path.join(cache, f"data-{binaries.version}-{binaries.key}-{settings}.pack")
     if not fresh:
         ready = _read(pack)
@@ -92,6 +92,7 @@ def _make(binaries: Binaries, account: Account, pack: str, deadline: Deadline) -
         _write(password_file, password, account)
         data = os.path.join(folder, "data")
         _initdb(binaries, account, data, password_file, deadline)
+        _cheapen_password(binaries, account, data, password, deadline)
         made = os.path.join(cache, f"{os.path.basename(folder)}.pack")
         try:
             datadir.pack(data, made)
@@ -153,8 +154,6 @@ def _initdb(binaries: Binaries, account: Account, data: str, password_file: str,
     for locale in LOCALES:
         argv = [binaries.path("initdb"), "-D", data, f"--locale={locale}", f"--pwfile={password_file}", *INITDB]
         code, said = _run(argv, binaries, account, deadline)
-        if code and NO_NAME in said and not account.drop:
-            code, said = _run([*_with_a_name(), *argv], binaries, account, deadline)
         if code == 0:
             return
         if "locale" not in said:
@@ -169,7 +168,24 @@ def _initdb(binaries: Binaries, account: Account, data: str, password_file: str,
     raise ServerStartError(f"initdb ended with status {code}{_space(data)}", returncode=code, log_tail=said)
 
 
-def _run(argv: list[str], binaries: Binaries, account: Account, deadline: Deadline) -> tuple[int, str]:
+def _cheapen_password(binaries: Binaries, account: Account, data: str, password: str, deadline: Deadline) -> None:
+    """Store the random password with one SCRAM iteration: the first connection of every run pays for each of them."""
+    argv = [binaries.path("postgres"), "--single", "-D", data, "-c", "fsync=off", DATABASE]
+    code, said = _run(argv, binaries, account, deadline, f"alter role {USER} password '{scram_verifier(password)}'\n")
+    if code:
+        raise ServerStartError(f"postgres --single ended with status {code}{_space(data)}", returncode=code, log_tail=said)
+
+
+def _run(argv: list[str], binaries: Binaries, account: Account, deadline: Deadline, said: str = "") -> tuple[int, str]:
+    """Run a server program as the server's user, with ``said`` on its standard input; return its status and its last words."""
+    code, answer = _run_once(argv, binaries, account, deadline, said)
+    if code and NO_NAME in answer and not account.drop:
+        code, answer = _run_once([*_with_a_name(), *argv], binaries, account, deadline, said)
+    return code, answer
+
+
+def _run_once(argv: list[str], binaries: Binaries, account: Account, deadline: Deadline, said: str = "") -> tuple[int, str]:
+    """Run a server program once."""
     import subprocess
 
     uid, gid = account.for_child
@@ -178,7 +194,7 @@ def _run(argv: list[str], binaries: Binaries, account: Account, deadline: Deadli
             argv,
             env=child_env(binaries),
             cwd="/",
-            stdin=subprocess.DEVNULL,
+            input=said.encode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             timeout=max(10.0, deadline.left),
@@ -190,7 +206,9 @@ def _run(argv: list[str], binaries: Binaries, account: Account, deadline: Deadli
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as exc:
-        raise ServerStartError(f"initdb was still running after {exc.timeout:.0f}s", log_tail=_text(exc.stdout)) from exc
+        raise ServerStartError(
+            f"{os.path.basename(argv[0])} was still running after {exc.timeout:.0f}s", log_tail=_text(exc.stdout)
+        ) from exc
     except OSError as exc:
         raise ServerStartError(f"cannot run {argv[0]}: {exc}") from exc
     return done.returncode, _text(done.stdout)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-import secrets
 import stat
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgshare import child
 from pgshare.errors import RefusedError, SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from pgshare.child import Identity
 
@@ -25,16 +23,17 @@ OWNER = "owner"
 SOCKET_FOLDER_LIMIT = 86
 
 
-@dataclass(frozen=True, kw_only=True)
 class Run:
     """One pytest run with all its workers (or one process without pytest)."""
 
-    id: str
-    folder: str
-    sockets: str
-    controller: Identity
-    worker: str = "main"
-    _count: Iterator[int] = field(default_factory=lambda: itertools.count(1), repr=False, compare=False)
+    def __init__(self, *, id: str, folder: str, sockets: str, controller: Identity, worker: str = "main") -> None:  # noqa: A002  # a run's id
+        self.id, self.folder, self.sockets = id, folder, sockets
+        self.controller, self.worker = controller, worker
+        self._count = itertools.count(1)
+
+    def __repr__(self) -> str:
+        """Say which run this is."""
+        return f"Run({self.id}, {self.worker}, {self.folder})"
 
     @classmethod
     def new(cls, state_dir: str | None = None, env: Mapping[str, str] | None = None, *, checkout: str = "") -> Run:
@@ -43,7 +42,8 @@ class Run:
         if me is None:
             raise RefusedError("cannot read the identity of this process; is /proc mounted?")
         place = hashlib.blake2b(os.fsencode(checkout or os.getcwd()), digest_size=2).hexdigest()
-        run_id = f"{place}_{secrets.token_hex(4)}"
+        # From the system, never from the random module, which test plugins seed.
+        run_id = f"{place}_{os.urandom(4).hex()}"
         top = state_root(state_dir, os.environ if env is None else env)
         folder = os.path.join(top, "runs", run_id)
         return cls(id=run_id, folder=folder, sockets=_short(folder, run_id), controller=me)
@@ -96,7 +96,7 @@ class Run:
         """Say whose run this is: who finds the folder later can tell a dead run from a living one."""
         boot, pid, start = self.controller
         path = os.path.join(self.folder, OWNER)
-        temporary = f"{path}.{secrets.token_hex(4)}"  # threads of one process may be here at once
+        temporary = f"{path}.{os.urandom(4).hex()}"  # threads of one process may be here at once
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.write(fd, f"{boot}\n{pid}\n{start}\n{self.sockets}\n".encode())

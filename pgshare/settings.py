@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pgshare.errors import SettingError
@@ -106,11 +106,10 @@ OPTIONS = (
 BY_NAME = {option.name: option for option in OPTIONS}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(NamedTuple):
     """What the user asked for. ``sources`` says for each option where its value came from."""
 
-    dsn: str | None = field(default=None, repr=False)
+    dsn: str | None = None
     container: bool = False
     require: bool = False
     wait: float = WAIT
@@ -124,7 +123,12 @@ class Settings:
     census: bool = False
     migrate: str | None = None
     state_dir: str | None = None
-    sources: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sources: Mapping[str, str] = MappingProxyType({})
+
+    def __repr__(self) -> str:
+        """Show everything but the DSN, which may hold a password."""
+        shown = (f"{name}={value!r}" for name, value in self._asdict().items() if name not in ("dsn", "sources"))
+        return f"Settings({', '.join(shown)})"
 
     def named(self, option: str) -> str:
         """Return how the user wrote this setting, or its variable when it has its default."""
@@ -134,7 +138,7 @@ class Settings:
         """Return these settings with pytest's own ini key ``pg_migrate`` for what nothing else has set."""
         if self.migrate is not None or not target:
             return self
-        return replace(self, migrate=target, sources={**self.sources, "migrate": "pg_migrate"})
+        return self._replace(migrate=target, sources={**self.sources, "migrate": "pg_migrate"})
 
 
 def resolve_settings(*, flags: Mapping[str, object], env: Mapping[str, str], table: Mapping[str, object]) -> Settings:

@@ -210,3 +210,13 @@ def test_a_server_still_starting_is_waited_for_through_the_events_alone(state_di
             text = file.read()
     assert "starting PostgreSQL" in text
     assert "FATAL" not in text
+
+
+def test_over_tcp_the_password_has_the_iterations_that_every_driver_takes(state_dir):
+    run = Run.new(state_dir)
+    server, lease = suite.shared_postgres(run, Settings(state_dir=state_dir, tcp=True))
+    with psycopg.connect(server.dsn) as conn:
+        assert conn.execute(
+            "select rolpassword like 'SCRAM-SHA-256$4096:%' from pg_authid where rolname = 'postgres'"
+        ).fetchone() == (True,)
+    assert lease.leave() == []
