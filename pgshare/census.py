@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 # Kind and name of everything that outlives DROP SCHEMA ... CASCADE.
 QUERY = """
 select 'role ' || rolname from pg_roles
-union all select 'database ' || datname from pg_database
+union all select 'database ' || datname from pg_database where datname !~ '^pgshare_'
 union all select 'large object ' || oid from pg_largeobject_metadata
 union all select 'publication ' || pubname from pg_publication
 union all select 'event trigger ' || evtname from pg_event_trigger

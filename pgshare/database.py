@@ -61,7 +61,7 @@ def create(admin: Admin, base_dsn: str, run: Run, test: str, *, version_num: int
         ) from None
     mark = Mark.now(run.id, run.worker, test).text()
     admin.conn.execute(sql.SQL("comment on database {} is {}").format(sql.Identifier(name), sql.Literal(mark)))
-    dsn = conninfo.build({**parts, "dbname": name, **({"application_name": app} if ours else {})})
+    dsn = conninfo.Dsn(conninfo.build({**parts, "dbname": name, **({"application_name": app} if ours else {})}))
     return Database(name=name, dsn=dsn, test=test, application_name=app if ours else None)
 
 

@@ -6,6 +6,7 @@ Everything that plugin.py does not do itself, without importing pytest.
 from __future__ import annotations
 
 import os
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 from pgshare.errors import LeftoverError, PgshareError, TemplateError
@@ -38,8 +39,10 @@ class Live:
         self._taken: dict[str, str] = {}
         self._migration_failed = ""
         self._census: frozenset[str] | None = None
-        self.residue: list[str] = []
-        self.kept: list[tuple[str, str]] = []  # (test, schema name)
+        self._migration: Callable[[str], object] | None = None
+        self.residue: list[str] = []  # what tests added outside of their schemas
+        self.problems: list[str] = []  # what dead runs left and nobody could remove
+        self.kept: list[tuple[str, str, bool]] = []  # test, name, whether it is on a server of ours
         self.keep_server = False
 
     @property
@@ -73,6 +76,30 @@ class Live:
             self._recover()
         return self._acquired.postgres
 
+    @property
+    def has_server(self) -> bool:
+        """Whether this process has the run's Postgres."""
+        return self._acquired is not None
+
+    @property
+    def run_id(self) -> str:
+        """The run's id; blank when nothing needed one."""
+        return self._run.id if self._run is not None else ""
+
+    def take_notes(self) -> dict[str, object]:
+        """Return what was found since the last call, as plain data that travels to the controller."""
+        found: dict[str, object] = {"kept": self.kept, "residue": self.residue, "problems": self.problems}
+        self.kept, self.residue, self.problems = [], [], []
+        return found
+
+    def migration(self) -> Callable[[str], object] | None:
+        """Return the migration that the project's setting names; it is looked for when it is first run."""
+        if self._migration is None and self.settings.migrate is not None:
+            from pgshare.migrate import NamedMigration
+
+            self._migration = NamedMigration(self.settings.migrate, self.rootdir, name=self.settings.named("migrate"))
+        return self._migration
+
     def _recover(self) -> None:
         """Clean up after runs that died, once a live fixture was really needed; what must stay is reported, not fatal."""
         from pgshare.run import state_root
@@ -82,7 +109,7 @@ class Live:
             return  # nobody else's folder is there: not worth importing what looks at them
         from pgshare.runs import recover_dead
 
-        self.residue += recover_dead(state_root(self.settings.state_dir, os.environ), skip=self.run.id)
+        self.problems += recover_dead(state_root(self.settings.state_dir, os.environ), skip=self.run.id)
 
     @property
     def factory(self) -> SchemaFactory:
@@ -104,27 +131,29 @@ class Live:
 
     def create(self, test: str, migration: Callable[[str], object] | None, *, keep_spare: bool) -> Schema:
         """Return a fresh schema for ``test``, migrated when there is a migration; ``keep_spare`` as SchemaFactory.create has it."""
-        __tracebackhide__ = True
+        __tracebackhide__ = methodcaller("errisinstance", PgshareError)
         if self._migration_failed:
-            raise TemplateError(f"the migration failed, its traceback is at {self._migration_failed}")
-        if self.settings.census and self._census is None:
-            self._census = self._take_census()
+            raise TemplateError(f"the migration failed; its error is shown at {self._migration_failed}")
+        self._begin_census()
         schema = self.factory.create(test, keep_spare=keep_spare)
         if migration is not None:
             from pgshare.migrate import run_migration
 
             try:
                 run_migration(migration, schema.dsn, test=test)
-            except TemplateError:
-                self._migration_failed = test
+            except BaseException as exc:  # a skip or Ctrl-C inside the migration must not leave a schema either
+                if isinstance(exc, TemplateError):
+                    self._migration_failed = test
                 self._drop_quietly(schema)
                 raise
         return schema
 
     def _drop_quietly(self, schema: Schema) -> None:
+        import psycopg
+
         try:
             self.factory.drop(schema)
-        except LeftoverError:
+        except (LeftoverError, psycopg.Error):
             return  # stays marked; the migration's own error is what matters here
 
     def finish(self, schema: Schema, *, failed: bool) -> Report | None:
@@ -142,7 +171,7 @@ class Live:
 
         ours = self._acquired is not None and self._acquired.lease is not None
         keep.record(self.run, schema, server_ours=ours)
-        self.kept.append((schema.test, schema.name))
+        self.kept.append((schema.test, schema.name, ours))
         self.keep_server = self.keep_server or ours
         return True
 
@@ -151,6 +180,7 @@ class Live:
         from pgshare import database
 
         server = self.server()
+        self._begin_census()
         return database.create(self.factory.admin, server.dsn, self.run, test, version_num=server.version_num)
 
     def finish_database(self, found: Database, *, failed: bool) -> Report | None:
@@ -159,7 +189,13 @@ class Live:
             return None
         from pgshare import database
 
-        return database.drop(self.factory.admin, found)
+        report = database.drop(self.factory.admin, found)
+        self._look_for_residue(found.test)
+        return report
+
+    def _begin_census(self) -> None:
+        if self.settings.census and self._census is None:
+            self._census = self._take_census()
 
     def _take_census(self) -> frozenset[str]:
         from pgshare import census
@@ -209,7 +245,7 @@ class Live:
             report = sweep_seen_before(self._factory.admin.conn, seen)
         except (psycopg.Error, PgshareError):
             return  # the server is going away or refuses: the next run looks again
-        self.residue += [f"{item.kind} {item.name} of a dead run could not be dropped: {why}" for item, why in report.kept]
+        self.problems += [f"{item.kind} {item.name} on {self._factory.name}: {why}" for item, why in report.kept]
 
     def leave(self) -> list[str]:
         """End the run as its controller: everything that is ours stops; return what could not be cleaned. Idempotent."""
@@ -225,6 +261,6 @@ class Live:
             found = held or lease.connect(run)
             if found is not None:
                 return found.leave(keep=keep.SERVER_KEPT_FOR if self.keep_server else 0.0)
-        except PgshareError as exc:
+        except (PgshareError, OSError) as exc:
             return [str(exc)]
         return []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from operator import methodcaller
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pgshare.aconn import AsyncConnection
     from pgshare.database import Database
     from pgshare.live import Live
+    from pgshare.report import Notes
     from pgshare.schema import Schema
     from pgshare.suite import Postgres
 
@@ -29,25 +31,17 @@ MARKERS = (
     "podman: needs podman; added by itself to tests that use a stack",
 )
 LIVE = pytest.StashKey["Live"]()
-RUN = pytest.StashKey["RunNotes"]()
+RUN = pytest.StashKey["Notes"]()
+RUNNING = pytest.StashKey[pytest.Item]()  # in the config: session fixtures do not know which test asked first
 USED = pytest.StashKey[bool]()
 FAILED = pytest.StashKey[bool]()
+UNMARKED = pytest.StashKey[str]()  # the session fixture that an unmarked test asked for at run time
+# Hides our own frames when what was raised is one of our errors: they say it all themselves.
+HIDE = methodcaller("errisinstance", PgshareError)
 
 
 class MissingMarkWarning(UserWarning):
     """A test asked for a live fixture at run time, where no marker selection could see it."""
-
-
-class RunNotes:
-    """What the controller learns from reports, its own or its workers'."""
-
-    def __init__(self) -> None:
-        self.live_tests = 0
-        self.servers: dict[str, None] = {}
-        self.kept: list[tuple[str, str]] = []
-        self.residue: list[str] = []
-        self.failures: list[str] = []
-        self.is_red = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import os
 
     from pgshare.live import Live
+    from pgshare.report import Notes
 
     flags = {option.name: config.getoption(f"pgshare_{option.name}", None) for option in OPTIONS if option.has_flag}
     try:
@@ -85,7 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
     worker = str(handed["workerid"]) if handed is not None else "main"
     run = handed["pgshare"] if handed is not None else None
     config.stash[LIVE] = Live(settings, str(config.rootpath), run, worker)
-    config.stash[RUN] = RunNotes()
+    config.stash[RUN] = Notes()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -109,39 +104,81 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("pgtest")
 
 
+# Plain hooks where wrappers would do: a wrapper's frame would be seen in the traceback of every failing fixture of the user's.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    item.config.stash[RUNNING] = item
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    _refuse_mixed(item)
+
+
+def _refuse_mixed(item: pytest.Item) -> None:
+    """Say that a schema by search_path is invisible to a stack's server, instead of letting the test read past it."""
+    values = getattr(item, "funcargs", {})
+    dsn = getattr(values.get("stack"), "dsn", None)
+    if "pg_schema" in values and isinstance(dsn, str):
+        from pgshare.schema import refuse_mixed
+
+        try:
+            refuse_mixed(dsn, values["pg_schema"])
+        except SettingError as exc:
+            raise _one_sentence(str(exc)) from None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    fixture = item.stash.get(UNMARKED, "")
+    if fixture:
+        item.stash[UNMARKED] = ""  # a rerun is told again when it asks again
+        _tell_to_mark(item, fixture)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    item: pytest.Item,
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    # A rerun begins anew with its set-up.
+    item.stash[FAILED] = report.failed or (report.when != "setup" and item.stash.get(FAILED, False))
     live = item.config.stash[LIVE]
     notes: dict[str, object] = {}
-    if report.when == "call" and item.stash.get(USED, False):
-        from pgshare.report import server_line
+    if report.when == "call" and live.has_server and _is_live(item):
+        # What pytest reports as skipped may have run: an expected failure.
+        notes = {"live": call.excinfo is None or not call.excinfo.errisinstance(pytest.skip.Exception)}
+    elif report.when == "teardown":
+        notes = live.take_notes()
+        if live.has_server and _is_live(item):
+            from pgshare.report import server_line
 
-        notes = {"live": not report.skipped, "server": server_line(live.server())}
-    if report.when == "teardown":
-        notes = {"kept": live.kept, "residue": live.residue}
-        live.kept, live.residue = [], []
+            notes["server"] = server_line(live.server())
     # A plain attribute travels from xdist's workers to the controller with the report.
     report.pgshare = notes  # type: ignore[attr-defined]
     return report
 
 
+def _is_live(item: pytest.Item) -> bool:
+    named = not PG_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+    return named or item.stash.get(USED, False) or item.get_closest_marker("pgtest") is not None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Take what an xdist worker found after its last report."""
+    output = getattr(node, "workeroutput", None) or {}  # none of a worker that crashed
+    node.config.stash[RUN].add(output.get("pgshare", {}))  # type: ignore[attr-defined]  # xdist's WorkerController
+
+
 class _Collector:
     """Collects what reports carry, in the controller (or the only process)."""
 
-    def __init__(self, notes: RunNotes) -> None:
+    def __init__(self, notes: Notes) -> None:
         self._notes = notes
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        found = getattr(report, "pgshare", None) or {}
-        self._notes.live_tests += bool(found.get("live"))
-        if found.get("server"):
-            self._notes.servers.setdefault(found["server"])
-        self._notes.kept += [(test, name) for test, name in found.get("kept", ())]
-        self._notes.residue += found.get("residue", ())
+        self._notes.add(getattr(report, "pgshare", None) or {})
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -156,17 +193,21 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         return (yield)
     finally:
         live, notes = session.config.stash[LIVE], session.config.stash[RUN]
-        live.keep_server = live.keep_server or any(True for _ in notes.kept)
+        live.keep_server = live.keep_server or any(ours for *_, ours in notes.kept)
+        notes.run_id = live.run_id
         notes.failures += live.leave()
         if live.is_controller:
+            notes.add(live.take_notes())
             _judge(session, notes)
+        else:
+            session.config.workeroutput["pgshare"] = live.take_notes()  # type: ignore[attr-defined]  # xdist's
 
 
-def _judge(session: pytest.Session, notes: RunNotes) -> None:
+def _judge(session: pytest.Session, notes: Notes) -> None:
     """Turn a run red that could not be cleaned, or that required a live test and had none."""
     config = session.config
-    required = config.stash[LIVE].settings.require and not config.option.collectonly
-    notes.is_red = required and not notes.live_tests
+    runs_tests = not any(config.getoption(name, False) for name in ("collectonly", "setupplan", "setuponly"))
+    notes.is_red = config.stash[LIVE].settings.require and runs_tests and not notes.live_tests
     passing = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if (notes.failures or notes.is_red) and session.exitstatus in passing:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -212,15 +253,32 @@ def _one_sentence(text: str) -> BaseException:
     return pytest.fail.Exception(text, pytrace=False)
 
 
-def _note_use(request: pytest.FixtureRequest, live: Live) -> None:
+def _note_use(request: pytest.FixtureRequest) -> None:
     """Note that a live test ran, and say when marker selection could not have known."""
     item = request.node
     item.stash[USED] = True
-    if item.get_closest_marker("pgtest") is None and item.get_closest_marker("podman") is None:
-        message = f"{item.nodeid} asked for {request.fixturename} at run time, so -m pgtest does not select it: mark it pgtest"
-        if live.settings.require:
-            pytest.fail(message, pytrace=False)
-        warnings.warn(message, MissingMarkWarning, stacklevel=2)
+    item.stash[UNMARKED] = ""
+    if _is_unmarked(item):
+        _tell_to_mark(item, request.fixturename or "")
+
+
+def _note_first_use(request: pytest.FixtureRequest) -> None:
+    """Note the same for a session fixture: it is told at the test's end, because a session fixture's failure is everybody's."""
+    item = request.config.stash.get(RUNNING, None)
+    if item is not None and _is_unmarked(item):
+        item.stash[USED] = True
+        item.stash[UNMARKED] = request.fixturename or ""
+
+
+def _is_unmarked(item: pytest.Item) -> bool:
+    return item.get_closest_marker("pgtest") is None and item.get_closest_marker("podman") is None
+
+
+def _tell_to_mark(item: pytest.Item, fixture: str) -> None:
+    message = f"{item.nodeid} asked for {fixture} at run time, so -m pgtest does not select it: mark it pgtest"
+    if item.config.stash[LIVE].settings.require:
+        raise _one_sentence(message)
+    warnings.warn(message, MissingMarkWarning, stacklevel=2)
 
 
 def _warn_leaks(report: object) -> None:
@@ -234,18 +292,15 @@ def _warn_leaks(report: object) -> None:
 def pg_server(request: pytest.FixtureRequest) -> Postgres:
     """Return the suite's Postgres: ``.dsn`` (administrative), ``.origin``, ``.version``. Skips when none is to be had."""
     with _door(request) as live:
-        return live.server()
+        server = live.server()
+    _note_first_use(request)
+    return server
 
 
 @pytest.fixture(scope="session")
 def pg_migrate(request: pytest.FixtureRequest) -> Callable[[str], object] | None:
     """Return the project's migration, a callable that takes a DSN. Override it, or set ``pg_migrate``."""
-    with _door(request) as live:
-        if live.settings.migrate is None:
-            return None
-        from pgshare.migrate import find_migration
-
-        return find_migration(live.settings.migrate, live.rootdir, name=live.settings.sources["migrate"])
+    return request.config.stash[LIVE].migration()
 
 
 @pytest.fixture
@@ -255,27 +310,16 @@ def pg_schema(
     pg_migrate: Callable[[str], object] | None,
 ) -> Iterator[Schema]:
     """Return this test's fresh schema: ``.dsn .connect() .env() .url(driver) .engine_args(driver) .django() .channel(name)``."""
+    __tracebackhide__ = HIDE
     with _door(request) as live:
-        _note_use(request, live)
+        _note_use(request)
         # The first schema's proof opens a connection: pg_conn goes on with it.
         keep_spare = "pg_conn" in request.fixturenames and pg_migrate is None
         schema = live.create(request.node.nodeid, pg_migrate, keep_spare=keep_spare)
-        _refuse_mixed(request, schema)
     yield schema
     with _door(request) as live:
         report = live.finish(schema, failed=request.node.stash.get(FAILED, False))
     _warn_leaks(report)
-
-
-def _refuse_mixed(request: pytest.FixtureRequest, schema: Schema) -> None:
-    """Say that a schema by search_path is invisible to a stack's server, instead of letting the test read past it."""
-    if "stack" not in request.fixturenames:
-        return
-    dsn = getattr(request.getfixturevalue("stack"), "dsn", None)
-    if isinstance(dsn, str):
-        from pgshare.schema import refuse_mixed
-
-        refuse_mixed(dsn, schema)
 
 
 @pytest.fixture
@@ -310,7 +354,7 @@ def pg_database(
 ) -> Iterator[Database]:
     """Return a fresh whole database, for extensions, ``public``, several schemas, channels and advisory locks."""
     with _door(request) as live:
-        _note_use(request, live)
+        _note_use(request)
         database = live.create_database(request.node.nodeid)
     yield database
     with _door(request) as live:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import psycopg
 import pytest
 
 from pgshare.errors import SettingError, TemplateError
@@ -52,17 +51,16 @@ def test_a_failing_migration_shows_its_own_traceback_once_and_is_no_hang(project
     assert result.code == 1
     assert result.count("errors") == 3
     assert result.out.count("raise ValueError('no such column')") == 1
-    assert result.out.count("the migration failed, its traceback is at test_a.py::test_migrated[1]") >= 2
+    assert result.out.count("the migration failed; its error is shown at test_a.py::test_migrated[1]") >= 2
     assert project.residue() == []
 
 
 def test_an_error_in_a_file_names_file_and_line(pg_dsn, tmp_path):
     (tmp_path / "1.sql").write_text("create table a (i int);\n\nselect nonsense;\n")
     migration = find_migration("*.sql", str(tmp_path), name="pg_migrate")
-    with pytest.raises(TemplateError, match="the migration .*run_files failed for t::x: UndefinedColumn") as caught:
+    with pytest.raises(TemplateError, match=r"the migration .*run_files failed for t::x: 1\.sql, line 3: column") as caught:
         run_migration(migration, pg_dsn, test="t::x")
-    assert isinstance(caught.value.__cause__, psycopg.Error)
-    assert caught.value.__cause__.__notes__ == [f"in migration file {tmp_path}/1.sql, line 3"]
+    assert caught.value.__cause__ is None  # there is no Python of the project to show
 
 
 @pytest.mark.parametrize(
