@@ -160,6 +160,14 @@ def test_every_page_is_in_the_index():
     assert [page.name for page in (ROOT / "docs").glob("*.md") if page.name != "index.md" and f"({page.name})" not in index] == []
 
 
+def test_every_file_has_its_line_in_the_architecture_page():
+    page = text(ROOT / "docs/architecture.md")
+    files = [path.name for package in ("pgshare", "harness") for path in (ROOT / package).glob("*.py")]
+    assert [name for name in files if name != "__init__.py" and f"`{name}`" not in page] == []
+    named = set(re.findall(r"`(\w+\.py)`", page))
+    assert named - set(files) == set()
+
+
 def test_what_a_console_block_shows_exists():
     """``$ pytest`` lines are run by test_docs_run.py and by make demo; here: make targets and extras."""
     targets = set(re.findall(r"^([a-z]+):", text(ROOT / "Makefile"), re.M))
