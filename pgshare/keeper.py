@@ -106,8 +106,8 @@ class Keeper:
                 return
             for message in lease.reader.feed(data):
                 self._answer(lease, message)
-        except (OSError, ValueError):
-            self._drop(lease)
+        except (OSError, ValueError, KeyError, TypeError):
+            self._drop(lease)  # nonsense ends that connection, never the run
 
     def _drop(self, lease: _Lease) -> None:
         """Forget a lease whose process closed it or died; what it alone owned ends."""

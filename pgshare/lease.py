@@ -37,9 +37,7 @@ class Lease:
         self.run, self._conn, self._keeper_pid = run, conn, keeper_pid
         self._reader = wire.Reader()
         self.proof: psycopg.Connection | None = None  # the connection that proved the server; closed with the lease
-        me = weakref.ref(self)
-        # A forked child must not hold the lease of a dead parent.
-        os.register_at_fork(after_in_child=lambda: _forget(me))
+        _open.add(self)
 
     def send(self, message: Mapping[str, object]) -> None:
         """Send one request."""
@@ -120,10 +118,16 @@ class Lease:
         return proof
 
 
-def _forget(lease: weakref.ref[Lease]) -> None:
-    found = lease()
-    if found is not None:
-        found.forget()
+# A forked child must not hold the lease of a dead parent: its copies of the descriptors are closed.
+_open: weakref.WeakSet[Lease] = weakref.WeakSet()
+
+
+def _forget_in_child() -> None:
+    for lease in list(_open):
+        lease.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _tail(path: str) -> str:

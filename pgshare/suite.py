@@ -141,6 +141,7 @@ def build_component(run: Run, settings: Settings, env: Mapping[str, str], deadli
 
     cache = cache_folder(settings.state_dir, env)
     account = current_account()
+    check_state_folder(cache, account, name=settings.named("state_dir"))
     binaries = find_binaries(settings.bin, env, cache, setting=settings.named("bin"))
     binaries = readable_copy(binaries, account, cache)
     template = initdb.ensure_template(binaries, account, cache, fresh=settings.fresh, deadline=deadline)
@@ -284,6 +285,7 @@ def _own_component(  # noqa: PLR0913, PLR0917  # the public function's arguments
         check_port(port, name="port")
     cache = cache_folder(settings.state_dir, os.environ)
     account = current_account()
+    check_state_folder(cache, account, name=settings.named("state_dir"))
     binaries = readable_copy(find_binaries(settings.bin, os.environ, cache, setting=settings.named("bin")), account, cache)
     folder, sockets = None, None
     if state_dir is not None:
@@ -324,6 +326,17 @@ def own_folder(parent: str | os.PathLike[str], run: Run, account: Account, *, na
         )
     # Both arguments may name one folder.
     return os.path.join(folder, f"{run.id}{'s' if name == 'socket_dir' else ''}")
+
+
+def check_state_folder(cache: str, account: Account, *, name: str) -> None:
+    """Raise SettingError when we are root and the server's user could not even enter the state folder."""
+    from pgshare.binaries import can_reach
+
+    if account.drop and not can_reach(cache, account):
+        raise SettingError(
+            f"{name}={os.path.dirname(cache)!r} cannot be entered by {account.name!r}, the user that the server runs as because we "
+            "are root; choose a folder outside of private ones, or unset it"
+        )
 
 
 def check_socket_folder(folder: str, *, name: str) -> None:

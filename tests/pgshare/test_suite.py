@@ -267,3 +267,13 @@ def find():
     from pgshare.binaries import find_binaries
 
     return find_binaries(None, os.environ, os.path.join(os.environ["PGSHARE_STATE_DIR"], "cache")).bin_dir
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root gives its privileges up")
+def test_a_state_folder_that_the_servers_user_cannot_enter_is_named(place):
+    os.mkdir(f"{place}/private", 0o700)
+    with (
+        pytest.raises(SettingError, match=f"PGSHARE_STATE_DIR='{place}/private/state' cannot be entered by '(postgres|nobody)'"),
+        pgshare.suite_postgres(settings=Settings(state_dir=f"{place}/private/state", sources={"state_dir": "PGSHARE_STATE_DIR"})),
+    ):
+        pass
