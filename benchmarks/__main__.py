@@ -37,10 +37,12 @@ RESULTS = Path(__file__).parent / "results"
 def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("part", nargs="*", choices=[*NAMES, []], help=f"what to measure: {', '.join(NAMES)} (default: all)")
-    parser.add_argument("--rounds", type=int, default=10, help="interleaved rounds (default 10; 'unused' runs three times as many)")
-    parser.add_argument("--no-peers", action="store_true", help="leave pytest-postgresql and testing.postgresql out")
-    parser.add_argument("--name", default="latest", help="name of the result files")
-    parser.add_argument("--check", action="store_true", help="exit with 1 when a budget is not kept")
+    parser.add_argument(
+        "-r", "--rounds", type=int, default=10, help="interleaved rounds (default 10; 'unused' runs three times as many)"
+    )
+    parser.add_argument("-P", "--no-peers", action="store_true", help="leave pytest-postgresql and testing.postgresql out")
+    parser.add_argument("-o", "--name", default="latest", help="name of the result files")
+    parser.add_argument("-c", "--check", action="store_true", help="exit with 1 when a budget is not kept")
     return parser.parse_args(argv)
 
 
@@ -91,7 +93,7 @@ def measure(args: argparse.Namespace, top: Path) -> tuple[dict[str, object], lis
             rounds = args.rounds * part.rounds
             print(f"{name}: {len(part.variants)} variants, {rounds} rounds", flush=True)
             samples = spawn.interleave(part.variants, rounds, top / "out" / "stamps", lambda text: print(text, flush=True))
-            for view in [part, measured.end(part)] if name == "start" else [part]:
+            for view in [part, measured.effort(part), measured.end(part)] if name == "start" else [part]:
                 found[view.name], text = report(view, samples, rounds)
                 texts.append(text)
     return found, texts

@@ -123,6 +123,13 @@ def end(part: Part) -> Part:
     )
 
 
+def effort(part: Part) -> Part:
+    """Look at the same runs without xdist by the processor time of pytest's own process, up to the first body."""
+    rows = [Row(name=row.name, against=row.against) for row in part.rows if " -n " not in row.name]
+    title = "Processor time of pytest's process up to the first test body"
+    return Part(name="effort", title=title, figure="first_cpu", rows=rows, variants=part.variants)
+
+
 def unused(top: Path) -> Part:
     """Both plugins installed and not used."""
     variants = [

@@ -45,6 +45,7 @@ class Sample:
     """What one run took, in milliseconds."""
 
     first: float  # from the spawn to the first body
+    first_cpu: float  # processor time that the first body's process had used by then: hardly moved by other load
     exit: float  # from the last body to the end of the process
     whole: float
     cpu: float  # user and system time of the process and of the children that it waited for
@@ -73,7 +74,7 @@ def run(variant: Variant, stamps: Path) -> Sample:
             ended = time.clock_gettime(time.CLOCK_MONOTONIC)
             log.seek(0)
             output = log.read().decode("utf-8", "replace")
-    times = [float(line) for line in stamps.read_text().split()] if stamps.exists() else []
+    times = read_stamps(stamps)
     if process.returncode != 0 or not times:
         raise FailedRunError(f"{variant.name!r} exited with {process.returncode} after {len(times)} test bodies:\n{output}")
     return _sample(times, began=began, ended=ended, cpu=cpu)
@@ -93,13 +94,20 @@ def _wait(process: subprocess.Popen[bytes]) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def _sample(times: list[float], *, began: float, ended: float, cpu: float) -> Sample:
+def read_stamps(stamps: Path) -> list[tuple[float, float]]:
+    """Return (time, processor time) of each body, earliest first."""
+    lines = stamps.read_text().splitlines() if stamps.exists() else []
+    return sorted((float(when), float(cpu)) for when, cpu in (line.split() for line in lines))
+
+
+def _sample(times: list[tuple[float, float]], *, began: float, ended: float, cpu: float) -> Sample:
     import statistics
 
-    ordered = sorted(times)
+    ordered = [when for when, _ in times]
     gaps = [later - earlier for earlier, later in itertools.pairwise(ordered)]
     return Sample(
         first=(ordered[0] - began) * 1000,
+        first_cpu=times[0][1] * 1000,
         exit=(ended - ordered[-1]) * 1000,
         whole=(ended - began) * 1000,
         cpu=cpu * 1000,
