@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytest_plugins = ["pytester"]
+
+# A shell's ``make test &`` leaves these ignored in everything it starts, and with them every test about signals.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 MAJORS = sorted({found.major for found in list_binaries(os.environ, cache_folder(None, os.environ))})
 
