@@ -11,6 +11,8 @@ import psycopg
 import pytest
 from projects import PLUGINS, processes, until
 
+from pgshare import child
+
 MANY = """
 import os, pytest
 
@@ -135,15 +137,20 @@ def test_whatever_signal_ends_the_run_nothing_is_left(project, workers, number):
         project.wait_clean()
 
 
+def owners(project):
+    """The sweeper, then the keeper: killed in this order, neither cleans."""
+    found = [pid for pid, line in processes(project.state) if "pgshare.keeper" in line]
+    assert len(found) == 2
+    return sorted(found, key=lambda pid: child.read_stat(pid)[1] not in found)
+
+
 def test_killing_everything_at_once_leaves_a_record_from_which_the_next_run_cleans(project):
     project.write(test_a=SLOW)
     with project.running("-n", "2", SERVERS=str(project.folder / "servers")) as process:
         started(project, 2)
         # pytest, its workers, the keeper and its sweeper in one go; the server dies of it.
         os.kill(process.pid, signal.SIGSTOP)
-        keepers = [pid for pid, line in processes(project.state) if "pgshare.keeper" in line]
-        assert len(keepers) == 2
-        for pid in [process.pid, *sorted(keepers, reverse=True)]:
+        for pid in [process.pid, *owners(project)]:
             os.kill(pid, signal.SIGKILL)
         process.wait(60)
     until("the end of the server", lambda: not [line for line in project.residue() if line.startswith("process")])
@@ -162,8 +169,7 @@ def test_a_dead_runs_leftovers_are_removed_by_the_next_run(project):
     project.write(test_a=SLOW, test_b="def test_b(pg_conn): pass\n")
     with project.running("test_a.py", SERVERS=str(project.folder / "servers")) as process:
         started(project, 1)
-        keepers = [pid for pid, line in processes(project.state) if "pgshare.keeper" in line]
-        for pid in [*sorted(keepers, reverse=True), process.pid]:
+        for pid in [*owners(project), process.pid]:
             os.kill(pid, signal.SIGKILL)
         process.wait(60)
     until("the end of the server", lambda: not [line for line in project.residue() if line.startswith("process")])
