@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING
 
 from pgshare import mark, probe
@@ -13,6 +14,7 @@ from pgshare.scrub import without_pg_variables
 if TYPE_CHECKING:
     import psycopg
 
+ENDED = re.compile("Connection refused|No such file or directory")
 SLOT_WAIT = 10.0  # seconds to wait for a free connection slot
 # Role and database defaults must not reach our own statements (a 50 ms statement_timeout would fail a DROP).
 OWN_SETTINGS = (
@@ -46,7 +48,8 @@ class Admin:
     def _open(self) -> psycopg.Connection:
         # A server that we started is not to be found through the caller's PG* variables.
         with without_pg_variables() if self._ours else contextlib.nullcontext():
-            return self._set_up(open_slot(self._dsn, name=self._name, application_name=self._application_name))
+            conn = open_slot(self._dsn, name=self._name, application_name=self._application_name, ours=self._ours)
+        return self._set_up(conn)
 
     def _set_up(self, conn: psycopg.Connection) -> psycopg.Connection:
         conn.prepare_threshold = None
@@ -71,15 +74,18 @@ class Admin:
         self.forget()
 
 
-def open_slot(dsn: str, *, name: str, application_name: str) -> psycopg.Connection:
-    """Connect, waiting a bounded time for a free slot; SettingError then says who holds them."""
+def open_slot(dsn: str, *, name: str, application_name: str, ours: bool = False) -> psycopg.Connection:
+    """Connect, waiting a bounded time for a free slot; SettingError for what no wait changes.
+
+    A server of ours that was there and does not listen any more has ended: that is not waited for.
+    """
     import psycopg
 
     def attempt() -> psycopg.Connection:
         try:
             return probe.connect(dsn, application_name=application_name)
         except psycopg.OperationalError as exc:
-            if probe.is_definite(exc):
+            if probe.is_definite(exc) or (ours and ENDED.search(str(exc))):
                 raise SettingError(f"{name}: the server refused the connection: {probe.reason(exc)}") from None
             raise NotYet(probe.reason(exc)) from None
 

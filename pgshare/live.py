@@ -9,7 +9,8 @@ import os
 from operator import methodcaller
 from typing import TYPE_CHECKING
 
-from pgshare.errors import LeftoverError, PgshareError, TemplateError
+from pgshare import child
+from pgshare.errors import LeftoverError, NotReadyError, PgshareError, ServerStartError, SettingError, TemplateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -77,9 +78,40 @@ class Live:
         return self._acquired.postgres
 
     @property
-    def has_server(self) -> bool:
-        """Whether this process has the run's Postgres."""
-        return self._acquired is not None
+    def postgres(self) -> Postgres | None:
+        """The run's Postgres, when this process has it; also after it went away."""
+        return self._acquired.postgres if self._acquired is not None else None
+
+    def lost(self, exc: Exception, test: str) -> PgshareError | None:
+        """Return what to say when ``exc`` means that the server went away under ``test``; None when it means something else.
+
+        It is remembered, so that no later test waits for that server again.
+        """
+        import psycopg
+
+        admin = self._factory.admin if self._factory is not None else None
+        if self._error is not None or admin is None:
+            return None
+        if not isinstance(exc, (psycopg.OperationalError, NotReadyError, SettingError)):
+            return None
+        try:
+            self._refuse_ended(test)
+            if admin.is_broken:
+                if isinstance(exc, PgshareError):
+                    raise exc
+                admin.conn.execute("select 1")
+        except PgshareError as gone:
+            self._error = gone
+        return self._error
+
+    def _refuse_ended(self, test: str) -> None:
+        """Raise when a server of ours has ended; its last words are in its log, which goes with the run."""
+        ours = self._acquired is not None and self._acquired.lease is not None
+        if ours and self.postgres is not None and child.identity(self.postgres.pid) is None:
+            raise ServerStartError(
+                f"the server of this run ended while tests were running, seen first at {test}",
+                log_tail=_last_lines(os.path.join(self.run.folder, "postgres.log")),
+            )
 
     @property
     def run_id(self) -> str:
@@ -132,6 +164,7 @@ class Live:
     def create(self, test: str, migration: Callable[[str], object] | None, *, keep_spare: bool) -> Schema:
         """Return a fresh schema for ``test``, migrated when there is a migration; ``keep_spare`` as SchemaFactory.create has it."""
         __tracebackhide__ = methodcaller("errisinstance", PgshareError)
+        self._refuse_lost()
         if self._migration_failed:
             raise TemplateError(f"the migration failed; its error is shown at {self._migration_failed}")
         self._begin_census()
@@ -148,6 +181,10 @@ class Live:
                 raise
         return schema
 
+    def _refuse_lost(self) -> None:
+        if self._error is not None:
+            raise self._error
+
     def _drop_quietly(self, schema: Schema) -> None:
         import psycopg
 
@@ -158,8 +195,8 @@ class Live:
 
     def finish(self, schema: Schema, *, failed: bool) -> Report | None:
         """Drop a test's schema and report its connections, or keep it when asked to."""
-        if self._keeps(schema, failed=failed):
-            return None
+        if self._error is not None or self._keeps(schema, failed=failed):
+            return None  # with a server that went away there is nothing to drop, and it was said
         report = self.factory.drop(schema)
         self._look_for_residue(schema.test)
         return report
@@ -179,13 +216,14 @@ class Live:
         """Return a fresh whole database for ``test``."""
         from pgshare import database
 
+        self._refuse_lost()
         server = self.server()
         self._begin_census()
         return database.create(self.factory.admin, server.dsn, self.run, test, version_num=server.version_num)
 
     def finish_database(self, found: Database, *, failed: bool) -> Report | None:
         """Drop a test's database, or keep it when asked to."""
-        if self._keeps(found, failed=failed):
+        if self._error is not None or self._keeps(found, failed=failed):
             return None
         from pgshare import database
 
@@ -235,7 +273,7 @@ class Live:
         import psycopg
 
         ours = self._acquired is None or self._acquired.lease is not None
-        if ours or self._worker not in ("main", "gw0") or self._factory is None:
+        if ours or self._error is not None or self._worker not in ("main", "gw0") or self._factory is None:
             return
         from pgshare.run import cache_folder
         from pgshare.sweep import sweep_seen_before
@@ -264,3 +302,11 @@ class Live:
         except (PgshareError, OSError) as exc:
             return [str(exc)]
         return []
+
+
+def _last_lines(path: str, count: int = 5) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return "".join(file.readlines()[-count:])
+    except OSError:
+        return ""

@@ -145,15 +145,15 @@ def pytest_runtest_makereport(
     item.stash[FAILED] = report.failed or (report.when != "setup" and item.stash.get(FAILED, False))
     live = item.config.stash[LIVE]
     notes: dict[str, object] = {}
-    if report.when == "call" and live.has_server and _is_live(item):
+    if report.when == "call" and live.postgres is not None and _is_live(item):
         # What pytest reports as skipped may have run: an expected failure.
         notes = {"live": call.excinfo is None or not call.excinfo.errisinstance(pytest.skip.Exception)}
     elif report.when == "teardown":
         notes = live.take_notes()
-        if live.has_server and _is_live(item):
+        if live.postgres is not None and _is_live(item):
             from pgshare.report import server_line
 
-            notes["server"] = server_line(live.server())
+            notes["server"] = server_line(live.postgres)
     # A plain attribute travels from xdist's workers to the controller with the report.
     report.pgshare = notes  # type: ignore[attr-defined]
     return report
@@ -206,7 +206,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
 def _judge(session: pytest.Session, notes: Notes) -> None:
     """Turn a run red that could not be cleaned, or that required a live test and had none."""
     config = session.config
-    runs_tests = not any(config.getoption(name, False) for name in ("collectonly", "setupplan", "setuponly"))
+    runs_tests = not any(config.getoption(name, default=False) for name in ("collectonly", "setupplan", "setuponly"))
     notes.is_red = config.stash[LIVE].settings.require and runs_tests and not notes.live_tests
     passing = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     if (notes.failures or notes.is_red) and session.exitstatus in passing:
@@ -244,8 +244,11 @@ def _door(request: pytest.FixtureRequest) -> Iterator[Live]:
         if exc.__cause__ is not None:
             raise  # the project's own traceback is what its author needs
         raise _one_sentence(str(exc)) from None
-    except PgshareError as exc:
-        raise _one_sentence(str(exc)) from None
+    except Exception as exc:
+        said = live.lost(exc, request.node.nodeid) or exc
+        if not isinstance(said, PgshareError):
+            raise
+        raise _one_sentence(str(said)) from None
 
 
 def _one_sentence(text: str) -> BaseException:
