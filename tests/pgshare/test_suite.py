@@ -132,7 +132,8 @@ def test_a_server_that_is_never_ready_is_stopped_when_the_budget_ends(place):
     with pytest.raises(ServerStartError, match=r"postgres was not ready after"):
         start(real_data(place, f"echo $$ > {marker}; exec sleep 600"), timeout=3.0)  # the limit is the subject
     if os.path.exists(marker):
-        pid = int(open(marker).read())  # noqa: SIM115
+        with open(marker) as file:
+            pid = int(file.read())
         assert not os.path.exists(f"/proc/{pid}")
 
 
@@ -170,7 +171,8 @@ def test_a_socket_folder_that_is_too_long_is_refused_before_anything_is_made(pla
 
 
 def test_a_folder_that_cannot_be_made_is_named(place):
-    open(f"{place}/file", "w").close()
+    with open(f"{place}/file", "w"):
+        pass
     with pytest.raises(SettingError, match="state_dir='.*/file/x' cannot be made: Not a directory"):
         pgshare.start_suite_postgres(f"{place}/file/x", place)
 
