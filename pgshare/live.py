@@ -295,6 +295,8 @@ class Live:
         held = self._acquired.lease if self._acquired is not None else None
         self._acquired = None
         run, self._run = self._run, None
+        if held is None and not os.path.exists(run.keeper_socket):
+            return []  # no worker needed a server of ours either
         try:
             found = held or lease.connect(run)
             if found is not None:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from pgshare.ports import free_ports
@@ -82,21 +80,6 @@ def test_a_fixture_asked_for_at_run_time_is_told_to_be_marked(project):
     assert HIDDEN in result.out
     marked = project.write(test_a="import pytest\n@pytest.mark.pgtest\n" + RUNTIME).run("--pg-require", "-W", "error")
     assert marked.code == 0, marked.out
-
-
-@pytest.mark.parametrize(
-    "args", [("--collect-only",), ("--fixtures",), ("--markers",), ("--help",), ("-k", "nothing"), ("-k", "plain")]
-)
-def test_what_runs_no_live_test_touches_nothing(project, args):
-    """Hostile on purpose: an empty PATH, a closed port, a home that cannot be written."""
-    project.write(test_a=USES)
-    (project.folder / "home").mkdir(mode=0o500)
-    dsn = f"host=127.0.0.1 port={free_ports(1)[0]}"
-    before = sorted(os.listdir(project.state))
-    result = project.run(*args, "-p", "no:pgshare-nothing", PATH="", PGSHARE_DSN=dsn, HOME=str(project.folder / "home"))
-    assert result.code in (0, 5), result.out
-    assert sorted(os.listdir(project.state)) == before
-    assert not os.path.exists(os.path.join(project.state, "runs"))
 
 
 def test_requiring_a_live_test_and_having_none_is_not_green(project):
