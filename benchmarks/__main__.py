@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import harness
 import pgshare
 from benchmarks import parts as measured
-from benchmarks import peers, projects, spawn, table
+from benchmarks import peers, projects, spawn, table, venvs
 from pgshare import conninfo
 from pgshare.binaries import find_binaries, readable_copy
 from pgshare.ports import free_ports
@@ -47,7 +47,7 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def running_server() -> Iterator[tuple[Server, Postgres]]:
+def running_server(python: str) -> Iterator[tuple[Server, Postgres]]:
     """Run a server with the settings that ours has, for every variant that needs one already running."""
     from pgshare.account import current_account
 
@@ -56,7 +56,18 @@ def running_server() -> Iterator[tuple[Server, Postgres]]:
     (port,) = free_ports(1)
     with suite_postgres(port=port, settings=Settings()) as found:
         tcp = {**conninfo.parse(found.dsn, name="the server's DSN"), "host": "127.0.0.1"}
-        yield measured.Server(dsn=found.dsn, tcp=tcp, bin_dir=str(binaries.bin_dir)), found
+        yield measured.Server(dsn=found.dsn, python=python, tcp=tcp, bin_dir=str(binaries.bin_dir)), found
+
+
+def find_python() -> str:
+    """Return the interpreter to measure in: with this tree installed as users have it, else this one."""
+    try:
+        return venvs.ours(Path(cache_folder(None, os.environ)))
+    except venvs.NoEnvironmentError as exc:
+        print(f"measuring in this environment as it is: {exc}", flush=True)
+        for package in (pgshare, harness):  # as pip does on installation: an editable one may never have been compiled
+            compileall.compile_dir(os.path.dirname(str(package.__file__)), quiet=2)
+        return sys.executable
 
 
 def find_peers(args: argparse.Namespace) -> peers.Peers | None:
@@ -64,7 +75,7 @@ def find_peers(args: argparse.Namespace) -> peers.Peers | None:
         return None
     try:
         return peers.ensure(Path(cache_folder(None, os.environ)))
-    except peers.NoPeersError as exc:
+    except venvs.NoEnvironmentError as exc:
         print(f"peers are left out: {exc}", flush=True)
         return None
 
@@ -81,11 +92,11 @@ def measure(args: argparse.Namespace, top: Path) -> tuple[dict[str, object], lis
     names = args.part or NAMES
     found: dict[str, object] = {}
     texts = []
-    with running_server() as (server, postgres):
+    with running_server(find_python()) as (server, postgres):
         found["machine"] = machine(postgres)
         makers = {
             "start": lambda: measured.start(top, server, find_peers(args)),
-            "unused": lambda: measured.unused(top),
+            "unused": lambda: measured.unused(top, server),
             "schema": lambda: measured.schema(top, server),
         }
         for name in names:
@@ -124,8 +135,6 @@ def save(name: str, found: dict[str, object], texts: Sequence[str]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = read_arguments(argv)
-    for package in (pgshare, harness):  # as pip does on installation: an editable one may never have been compiled
-        compileall.compile_dir(os.path.dirname(str(package.__file__)), quiet=2)
     with tempfile.TemporaryDirectory(prefix="pgbench") as folder:
         top = Path(folder)
         projects.write(top)

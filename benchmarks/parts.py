@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -48,9 +47,10 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """The running server of controls and external runs: over its socket, and over TCP for users who may not enter its folder."""
+    """Where to measure, and a running server: over its socket, and over TCP for users who may not enter its folder."""
 
     dsn: str
+    python: str  # the interpreter to measure in
     tcp: Mapping[str, str]
     bin_dir: str
 
@@ -70,17 +70,17 @@ def start(top: Path, server: Server, found_peers: peer_parts.Peers | None) -> Pa
     """From the spawn of pytest to the first body with a usable connection in a fresh schema; and from there to the end."""
     control = Variant(
         name="control",
-        argv=pytest_command(plugins=False),
+        argv=pytest_command(plugins=False, python=server.python),
         folder=top / "control",
         env={"BENCH_DSN": server.dsn},
     )
     ours = partial(Variant, folder=top / "ours")
     variants = [
-        Variant(name="empty pytest", argv=pytest_command(plugins=False), folder=top / "empty"),
+        Variant(name="empty pytest", argv=pytest_command(plugins=False, python=server.python), folder=top / "empty"),
         control,
-        ours(name="ours, embedded, warm cache", argv=pytest_command()),
-        ours(name="ours, external", argv=pytest_command(), env={"PGSHARE_DSN": server.dsn}),
-        ours(name="ours, embedded, cold cache", argv=pytest_command(), around=cold_cache),
+        ours(name="ours, embedded, warm cache", argv=pytest_command(python=server.python)),
+        ours(name="ours, external", argv=pytest_command(python=server.python), env={"PGSHARE_DSN": server.dsn}),
+        ours(name="ours, embedded, cold cache", argv=pytest_command(python=server.python), around=cold_cache),
     ]
     rows = [
         Row(name="empty pytest", against="control"),
@@ -95,12 +95,16 @@ def start(top: Path, server: Server, found_peers: peer_parts.Peers | None) -> Pa
         variants += [
             Variant(
                 name=base,
-                argv=pytest_command(workers=workers, plugins=False),
+                argv=pytest_command(workers=workers, plugins=False, python=server.python),
                 folder=top / "control",
                 env={"BENCH_DSN": server.dsn, **env},
             ),
-            ours(name=f"ours, embedded{mark}", argv=pytest_command(workers=workers), env=env),
-            ours(name=f"ours, external{mark}", argv=pytest_command(workers=workers), env={"PGSHARE_DSN": server.dsn, **env}),
+            ours(name=f"ours, embedded{mark}", argv=pytest_command(workers=workers, python=server.python), env=env),
+            ours(
+                name=f"ours, external{mark}",
+                argv=pytest_command(workers=workers, python=server.python),
+                env={"PGSHARE_DSN": server.dsn, **env},
+            ),
         ]
         rows += [
             Row(name=base),
@@ -130,11 +134,11 @@ def effort(part: Part) -> Part:
     return Part(name="effort", title=title, figure="first_cpu", rows=rows, variants=part.variants)
 
 
-def unused(top: Path) -> Part:
+def unused(top: Path, server: Server) -> Part:
     """Both plugins installed and not used."""
     variants = [
-        Variant(name="both plugins off", argv=pytest_command(plugins=False), folder=top / "empty"),
-        Variant(name="both plugins on, unused", argv=pytest_command(), folder=top / "empty"),
+        Variant(name="both plugins off", argv=pytest_command(plugins=False, python=server.python), folder=top / "empty"),
+        Variant(name="both plugins on, unused", argv=pytest_command(python=server.python), folder=top / "empty"),
     ]
     return Part(
         name="unused",
@@ -151,11 +155,21 @@ def schema(top: Path, server: Server) -> Part:
     count = {"BENCH_COUNT": str(SCHEMA_TESTS)}
     floor = "raw floor: connect, CREATE SCHEMA, DROP SCHEMA"
     variants = [
-        Variant(name="pytest alone", argv=pytest_command(plugins=False), folder=top / "empty", env=count),
-        Variant(name=floor, argv=[sys.executable, str(top / "raw.py")], folder=top, env={"BENCH_DSN": server.dsn, **count}),
-        Variant(name="control", argv=pytest_command(plugins=False), folder=top / "control", env={"BENCH_DSN": server.dsn, **count}),
-        Variant(name="ours, embedded", argv=pytest_command(), folder=top / "ours", env=count),
-        Variant(name="ours, external", argv=pytest_command(), folder=top / "ours", env={"PGSHARE_DSN": server.dsn, **count}),
+        Variant(name="pytest alone", argv=pytest_command(plugins=False, python=server.python), folder=top / "empty", env=count),
+        Variant(name=floor, argv=[server.python, str(top / "raw.py")], folder=top, env={"BENCH_DSN": server.dsn, **count}),
+        Variant(
+            name="control",
+            argv=pytest_command(plugins=False, python=server.python),
+            folder=top / "control",
+            env={"BENCH_DSN": server.dsn, **count},
+        ),
+        Variant(name="ours, embedded", argv=pytest_command(python=server.python), folder=top / "ours", env=count),
+        Variant(
+            name="ours, external",
+            argv=pytest_command(python=server.python),
+            folder=top / "ours",
+            env={"PGSHARE_DSN": server.dsn, **count},
+        ),
     ]
     rows = [
         Row(name="pytest alone"),

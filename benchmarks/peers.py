@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks import venvs
 from benchmarks.projects import pytest_command
 from benchmarks.spawn import Variant
 
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WANTED = ("pytest", "psycopg[binary]", "pytest-postgresql==10.0.0", "testing.postgresql==1.3.0")
-
-
-class NoPeersError(RuntimeError):
-    """The peers cannot be run here; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,21 +28,15 @@ class Peers:
 
 
 def ensure(cache: Path) -> Peers:
-    """Return the peers' environment below ``cache``, made on first use. NoPeersError when this machine cannot have one."""
+    """Return the peers' environment below ``cache``, made on first use. NoEnvironmentError when this machine cannot have one."""
     from pgshare.account import current_account
 
     account = current_account()
     run_as = (account.uid, account.gid) if account.drop else None
-    folder = cache / "benchmark-peers"
-    python = folder / "bin" / "python"
-    if not (folder / ".ready").exists():
-        base = _interpreter(run_as)
-        _do([base, "-m", "venv", "--clear", "--without-pip", str(folder)])
-        _do([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *WANTED])
-        (folder / ".ready").touch()
-    if not _runs(str(python), run_as):
-        raise NoPeersError(f"the user that peers must run as cannot read {folder}: remove it and run again")
-    return Peers(python=str(python), account=run_as)
+    python = venvs.make(cache / "benchmark-peers", _interpreter(run_as), WANTED)
+    if not _runs(python, run_as):
+        raise venvs.NoEnvironmentError(f"the user that peers must run as cannot run {python}")
+    return Peers(python=python, account=run_as)
 
 
 def _interpreter(account: tuple[int, int] | None) -> str:
@@ -54,7 +45,7 @@ def _interpreter(account: tuple[int, int] | None) -> str:
     for found in candidates:
         if os.path.exists(found) and _runs(found, account):
             return found
-    raise NoPeersError(f"no interpreter that uid {account and account[0]} can run; tried {', '.join(candidates)}")
+    raise venvs.NoEnvironmentError(f"no interpreter that uid {account and account[0]} can run; tried {', '.join(candidates)}")
 
 
 def _runs(python: str, account: tuple[int, int] | None) -> bool:
@@ -68,13 +59,6 @@ def _runs(python: str, account: tuple[int, int] | None) -> bool:
     except OSError:
         return False
     return done.returncode == 0
-
-
-def _do(argv: list[str]) -> None:
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise NoPeersError(f"{' '.join(argv[:4])} ... failed: {lines[-1] if lines else done.returncode}")
 
 
 def variants(peers: Peers, top: Path, *, bin_dir: str, parts: Mapping[str, str]) -> list[Variant]:

@@ -134,13 +134,14 @@ def foreign_plugins(keep: Sequence[str] = ()) -> list[str]:
     """Return ``-p no:NAME`` for every installed pytest plugin that is not ours: they tax all variants alike and blur the rest."""
     from importlib.metadata import entry_points
 
-    names = {point.name for point in entry_points(group="pytest11")} - {"pgshare", "harness", *keep}
+    known = {point.name for point in entry_points(group="pytest11")} | {"xdist", "xdist.looponfail"}
+    names = known - {"pgshare", "harness", *keep}
     return [word for name in sorted(names) for word in ("-p", f"no:{name}")]
 
 
 def pytest_command(*args: str, workers: int = 0, plugins: bool = True, python: str = sys.executable) -> list[str]:
-    """Return the command for one run; without ``plugins`` neither of ours is loaded."""
-    blocked = foreign_plugins(("xdist", "xdist.looponfail") if workers else ()) if python == sys.executable else []
+    """Return the command for one run; without ``plugins`` neither of ours is loaded. Names that are not installed do no harm."""
+    blocked = foreign_plugins(("xdist", "xdist.looponfail") if workers else ())
     if not plugins:
         blocked += ["-p", "no:pgshare", "-p", "no:harness"]
     split = ["-n", str(workers)] if workers else []
