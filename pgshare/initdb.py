@@ -26,6 +26,7 @@ INITDB = ("--no-sync", "--encoding=UTF8", "--auth=scram-sha-256", f"--username={
 NEEDED = 64 << 20  # bytes that initdb and the pack take together, rounded up
 LOCALES = ("C.UTF-8", "C")  # a libc without C.UTF-8 (musl, old ones) has C; the encoding is UTF8 either way
 NO_NAME = "could not look up effective user ID"
+NO_NAMESPACE = "cannot make a user namespace"
 
 
 class Template(NamedTuple):
@@ -180,7 +181,9 @@ def _run(argv: list[str], binaries: Binaries, account: Account, deadline: Deadli
     """Run a server program as the server's user, with ``said`` on its standard input; return its status and its last words."""
     code, answer = _run_once(argv, binaries, account, deadline, said)
     if code and NO_NAME in answer and not account.drop:
-        code, answer = _run_once([*_with_a_name(), *argv], binaries, account, deadline, said)
+        named, told = _run_once([*_with_a_name(), *argv], binaries, account, deadline, said)
+        if NO_NAMESPACE not in told:
+            return named, told
     return code, answer
 
 
@@ -233,13 +236,17 @@ def _with_a_name() -> list[str]:
     stand_in = next((entry for entry in pwd.getpwall() if entry.pw_uid != 0), None)
     if stand_in is None:
         return []
-    code = (
-        "import ctypes, os, sys\n"
-        "uid, gid = os.geteuid(), os.getegid()\n"
-        "if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):\n"
-        "    sys.exit('cannot make a user namespace: ' + os.strerror(ctypes.get_errno()))\n"
-        "for name, text in (('setgroups', 'deny'), ('uid_map', f'{sys.argv[1]} {uid} 1'), ('gid_map', f'{sys.argv[2]} {gid} 1')):\n"
-        "    with open('/proc/self/' + name, 'w') as file: file.write(text)\n"
-        "os.execv(sys.argv[3], sys.argv[3:])\n"
-    )
+    code = f"""
+import ctypes, os, sys
+uid, gid = os.geteuid(), os.getegid()
+try:
+    if ctypes.CDLL(None, use_errno=True).unshare(0x10000000):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    for name, text in ("setgroups", "deny"), ("uid_map", f"{{sys.argv[1]}} {{uid}} 1"), ("gid_map", f"{{sys.argv[2]}} {{gid}} 1"):
+        with open("/proc/self/" + name, "w") as file:
+            file.write(text)
+except OSError as exc:
+    sys.exit(f"{NO_NAMESPACE}: {{exc}}")
+os.execv(sys.argv[3], sys.argv[3:])
+"""
     return [sys.executable, "-I", "-S", "-E", "-c", code, str(stand_in.pw_uid), str(stand_in.pw_gid)]
