@@ -82,27 +82,28 @@ class Live:
         """The run's Postgres, when this process has it; also after it went away."""
         return self._acquired.postgres if self._acquired is not None else None
 
-    def lost(self, exc: Exception, test: str) -> PgshareError | None:
-        """Return what to say when ``exc`` means that the server went away under ``test``; None when it means something else.
+    def explain(self, exc: Exception, test: str) -> Exception:
+        """Return what to say for ``exc``: one of our errors when the server refused or went away under ``test``, else itself.
 
-        It is remembered, so that no later test waits for that server again.
+        A server that went away is remembered, so that no later test waits for it again.
         """
         import psycopg
 
-        admin = self._factory.admin if self._factory is not None else None
-        if self._error is not None or admin is None:
-            return None
+        factory = self._factory
+        if self._error is not None or factory is None:
+            return exc
         if not isinstance(exc, (psycopg.OperationalError, NotReadyError, SettingError)):
-            return None
+            return exc
         try:
             self._refuse_ended(test)
-            if admin.is_broken:
+            if factory.admin.is_broken:
                 if isinstance(exc, PgshareError):
                     raise exc
-                admin.conn.execute("select 1")
+                factory.admin.conn.execute("select 1")
         except PgshareError as gone:
             self._error = gone
-        return self._error
+            return gone
+        return exc if isinstance(exc, PgshareError) else SettingError(f"{factory.name}: {' '.join(str(exc).split())}")
 
     def _refuse_ended(self, test: str) -> None:
         """Raise when a server of ours has ended; its last words are in its log, which goes with the run."""
@@ -118,11 +119,13 @@ class Live:
         """The run's id; blank when nothing needed one."""
         return self._run.id if self._run is not None else ""
 
-    def take_notes(self) -> dict[str, object]:
-        """Return what was found since the last call, as plain data that travels to the controller."""
-        found: dict[str, object] = {"kept": self.kept, "residue": self.residue, "problems": self.problems}
+    def notes(self) -> dict[str, object]:
+        """Return what was found and not yet delivered, as plain data that travels to the controller."""
+        return {"kept": self.kept, "residue": self.residue, "problems": self.problems}
+
+    def notes_delivered(self) -> None:
+        """Forget them: a report with them was logged. Not every report is: some reruns drop that of a teardown."""
         self.kept, self.residue, self.problems = [], [], []
-        return found
 
     def migration(self) -> Callable[[str], object] | None:
         """Return the migration that the project's setting names; it is looked for when it is first run."""

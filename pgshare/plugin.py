@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+import pgshare.plain  # noqa: F401  # before the others: importing it is its effect
 from pgshare.errors import OriginUnavailableError, PgshareError, SettingError, TemplateError
 from pgshare.settings import OPTIONS, read_table, resolve_settings
 
@@ -149,7 +150,7 @@ def pytest_runtest_makereport(
         # What pytest reports as skipped may have run: an expected failure.
         notes = {"live": call.excinfo is None or not call.excinfo.errisinstance(pytest.skip.Exception)}
     elif report.when == "teardown":
-        notes = live.take_notes()
+        notes = live.notes()
         if live.postgres is not None and _is_live(item):
             from pgshare.report import server_line
 
@@ -172,18 +173,21 @@ def pytest_testnodedown(node: object) -> None:
 
 
 class _Collector:
-    """Collects what reports carry, in the controller (or the only process)."""
+    """Collects what logged reports carry; the controller's count, a worker's are only taken off its list."""
 
-    def __init__(self, notes: Notes) -> None:
-        self._notes = notes
+    def __init__(self, live: Live, notes: Notes) -> None:
+        self._live, self._notes = live, notes
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._notes.add(getattr(report, "pgshare", None) or {})
+        found = getattr(report, "pgshare", None) or {}
+        self._notes.add(found)
+        if "kept" in found:
+            self._live.notes_delivered()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    if session.config.stash[LIVE].is_controller:
-        session.config.pluginmanager.register(_Collector(session.config.stash[RUN]), "pgshare-collector")
+    stash = session.config.stash
+    session.config.pluginmanager.register(_Collector(stash[LIVE], stash[RUN]), "pgshare-collector")
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -197,10 +201,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
         notes.run_id = live.run_id
         notes.failures += live.leave()
         if live.is_controller:
-            notes.add(live.take_notes())
+            notes.add(live.notes())
             _judge(session, notes)
         else:
-            session.config.workeroutput["pgshare"] = live.take_notes()  # type: ignore[attr-defined]  # xdist's
+            session.config.workeroutput["pgshare"] = live.notes()  # type: ignore[attr-defined]  # xdist's
 
 
 def _judge(session: pytest.Session, notes: Notes) -> None:
@@ -245,7 +249,7 @@ def _door(request: pytest.FixtureRequest) -> Iterator[Live]:
             raise  # the project's own traceback is what its author needs
         raise _one_sentence(str(exc)) from None
     except Exception as exc:
-        said = live.lost(exc, request.node.nodeid) or exc
+        said = live.explain(exc, request.node.nodeid)
         if not isinstance(said, PgshareError):
             raise
         raise _one_sentence(str(said)) from None

@@ -24,10 +24,11 @@ def test_database(pg_database): pass
 def test_a_server_that_ends_is_said_once_to_each_test_without_waiting_again(project, workers):
     result = project.write(test_a=TESTS.format(how=KILL_SERVER)).run("-rE", *workers)
     assert result.code == 1, result.out
-    # Sessions outlive the postmaster for a moment: the teardown of the test that ended it may still have its way.
-    assert (result.count("passed"), result.count("errors")) in ((2, 6), (2, 5)), result.out
+    errors = result.count("errors")
     said = "the server of this run ended while tests were running, seen first at test_a.py::test_"
-    assert result.out.count(said) == result.count("errors"), result.out
+    assert result.count("passed") == 2
+    # Sessions outlive the postmaster for a moment: one teardown may still have its way, one connect be merely refused.
+    assert (errors, result.out.count(said)) in ((6, 6), (6, 5), (5, 5), (5, 4)), result.out
     assert "plugin.py" not in result.out
     assert "psycopg" not in result.out
     assert result.seconds < 10  # six tests and no wait, of 10 s each: the limit is the subject
@@ -48,7 +49,9 @@ def test_an_external_server_that_ends_is_waited_for_once(project):
         how = f"os.kill({server.pid}, signal.SIGKILL)"
         result = project.write(test_a=TESTS.format(how=how)).run(PGSHARE_DSN=server.dsn)
     assert result.code == 1, result.out
-    assert (result.count("passed"), result.count("errors")) == (2, 6)
-    assert result.out.count("a connection to the server that PGSHARE_DSN names not ready after 10.") == 6, result.out
+    assert (result.count("passed"), result.count("errors")) in ((2, 6), (2, 5)), result.out
+    # The first one may still be a refused pg_conn, while the administrative session lives its last moment.
+    assert result.out.count("a connection to the server that PGSHARE_DSN names not ready after 10.") in (4, 5, 6), result.out
     assert "plugin.py" not in result.out
+    assert "psycopg" not in result.out
     assert result.seconds < 25  # six tests, one wait of 10 s
