@@ -254,6 +254,36 @@ def test_the_run_folder_is_not_pytests(project):
     assert project.residue() == []
 
 
+BASETEMP = """
+import os, pathlib
+from pgshare.deadline import Deadline, NotYet, poll
+def wait_for(path):
+    def attempt():
+        if not path.exists(): raise NotYet(f"no {path}")
+    poll("the other run", attempt, Deadline.after(60))
+def test_first(pg_conn, tmp_path):
+    pg_conn.execute("create table t (i int)")
+    here = pathlib.Path(__file__).parent
+    (tmp_path / "mine").touch()
+    (here / "first").touch()
+    wait_for(here / "second")
+    assert not (tmp_path / "mine").exists(), "the second run did not wipe the shared basetemp"
+    assert pg_conn.execute("select count(*) from t").fetchone() == (0,)
+def test_second(pg_conn, tmp_path): pg_conn.execute("create table t (i int)")
+"""
+
+
+def test_a_second_run_that_wipes_the_shared_basetemp_takes_no_server_along(project):
+    project.write(test_a=BASETEMP)
+    base = ("--basetemp", str(project.folder / "base"))
+    with project.running("-k", "first", *base) as first:
+        until("the first run in its test", lambda: (project.folder / "first").exists(), seconds=60)
+        second = project.run("-k", "second", *base)
+        (project.folder / "second").touch()
+        assert [first.wait(90), second.code] == [0, 0], second.out
+    project.wait_clean()
+
+
 def test_what_cannot_be_cleaned_turns_the_run_red_and_is_listed(project):
     """A folder inside the run's data that even its owner cannot remove: a mount."""
     project.write(

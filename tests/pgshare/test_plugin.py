@@ -233,3 +233,25 @@ def test_a_pytest_inside_a_test_has_a_run_of_its_own(project):
         result = project.run(*args)
         assert result.code == 0, result.out
     assert project.residue() == []
+
+
+def test_ids_of_any_length_and_script_get_schemas_of_their_own_that_say_whose_they_are(project):
+    """200 characters in common, emoji, quotes, brackets, a backslash, a NUL: Postgres would cut, or refuse, such names."""
+    project.write(
+        test_a="""
+        import pytest
+        SAME = "x" * 200
+        @pytest.mark.parametrize("n", range(8), ids=[SAME + "a", SAME + "b", "\U0001f600 \u00e9" * 30, "it's", '"q"', "a::b[c]", "back\\\\slash", "nul\\0"])
+        def test_any(pg_conn, pg_schema, request, n):
+            pg_conn.execute("create table same (i int)"); pg_conn.commit()
+            assert pg_schema.name == pg_conn.execute("select current_schema()").fetchone()[0]
+            assert pg_schema.name.isascii() and len(pg_schema.name) <= 63
+            (text,) = pg_conn.execute("select obj_description(%s::regnamespace)", [pg_schema.name]).fetchone()
+            import json
+            assert json.loads(text.removeprefix("pgshare "))["test"] == request.node.nodeid
+        """
+    )
+    for workers in ((), ("-n", "4")):
+        result = project.run("-W", "error", *workers)
+        assert result.code == 0, result.out
+        assert result.count("passed") == 8
