@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from projects import Project, link_cache
 
+from pgshare import runs
 from pgshare.binaries import list_binaries
 from pgshare.run import cache_folder
 from pgshare.settings import Settings
@@ -58,6 +59,9 @@ def state_dir() -> Iterator[str]:
     os.chmod(folder, 0o711 if os.geteuid() == 0 else 0o700)
     link_cache(cache_folder(None, os.environ), os.path.join(folder, "cache"))
     yield folder
+    for found in runs.find_runs(folder):
+        if found.state == runs.KEPT_ALIVE:  # of a test that failed before it could end what it kept
+            runs.end_kept(found.run)
     shutil.rmtree(folder, ignore_errors=True)
 
 
