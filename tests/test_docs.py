@@ -16,7 +16,7 @@ from recipes import BEGIN, END, PAGES, ROOT, TABLES, find_page, settings_table
 import harness
 import pgshare
 from harness import cli
-from pgshare.plugin import MARKERS, PG_FIXTURES
+from pgshare.door import MARKERS, PG_FIXTURES
 from pgshare.settings import OPTIONS
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def known_options() -> set[str]:
 
 
 def fixtures() -> set[str]:
-    return set(re.findall(r"^(\w+)(?: \[\w+ scope\])? -- \S*(?:pgshare|harness)/plugin\.py", pytest_says("--fixtures"), re.M))
+    return set(re.findall(r"^(\w+)(?: \[\w+ scope\])? -- \S*(?:pgshare/door|harness/plugin)\.py", pytest_says("--fixtures"), re.M))
 
 
 def test_the_settings_tables_are_those_of_the_code():

@@ -10,7 +10,7 @@ from test_docs import COMMANDS, pytest_says
 
 import harness
 import pgshare
-from pgshare.plugin import MARKERS
+from pgshare.door import MARKERS
 
 FIXTURES = {
     "pg_server": "session",
@@ -61,7 +61,7 @@ def plain(function: object) -> str:
 
 
 def test_fixtures_have_these_names_and_scopes():
-    shown = re.findall(r"^(\w+)(?: \[(\w+) scope\])? -- \S*(?:pgshare|harness)/plugin\.py", pytest_says("--fixtures"), re.M)
+    shown = re.findall(r"^(\w+)(?: \[(\w+) scope\])? -- \S*(?:pgshare/door|harness/plugin)\.py", pytest_says("--fixtures"), re.M)
     assert {name: scope or "function" for name, scope in shown} == FIXTURES
 
 

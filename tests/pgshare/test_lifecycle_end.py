@@ -85,7 +85,7 @@ def test_what_a_worker_finds_after_its_last_report_reaches_the_controller(projec
     project.write(
         test_a="def test_a(pg_conn): pass\n",
         conftest="""
-        from pgshare.plugin import LIVE
+        from pgshare.door import LIVE
         def pytest_sessionfinish(session):
             if hasattr(session.config, "workerinput"): session.config.stash[LIVE].problems.append("found late")
         """,
