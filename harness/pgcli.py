@@ -60,14 +60,16 @@ def run_probe(arguments: argparse.Namespace, env: Mapping[str, str], stdout: Tex
     from pgshare.deadline import Deadline
 
     dsn, name, settings = _dsn(arguments, env)
-    facts = probe.probe_postgres(dsn, Deadline.after(settings.wait), name=name)
-    data = {"schema": 1, **facts._asdict()}
+    facts, conn = probe.open_probed(dsn, Deadline.after(settings.wait), name=name)
+    with conn:
+        (in_use,) = conn.execute("select count(*) from pg_stat_activity where backend_type = 'client backend'").fetchone() or (0,)
+    data = {"schema": 1, **facts._asdict(), "in_use": in_use}
     if arguments.format == "json":
         stdout.write(json.dumps(data) + "\n")
     else:
         stdout.write(f"Postgres {facts.version}, database {facts.database!r}, role {facts.user!r}, encoding {facts.encoding}\n")
-        free = facts.max_connections - facts.reserved - facts.in_use
-        stdout.write(f"connections: {facts.in_use} in use, {free} free of {facts.max_connections}\n")
+        free = facts.max_connections - facts.reserved - in_use
+        stdout.write(f"connections: {in_use} in use, {free} free of {facts.max_connections}\n")
     probe.check_usable(facts, name=name)
     stderr.write(f"tests can run against {conninfo.redact(dsn)}\n")
     return 0

@@ -85,6 +85,22 @@ PROOF = (
 )
 
 
+def _connect(facts: Mapping[str, object], password: str) -> psycopg.Connection:
+    import psycopg
+
+    from pgshare.scrub import without_pg_variables
+
+    address = {key: str(facts[key]) for key in ("host", "port", "user", "dbname")}
+    with without_pg_variables():
+        return psycopg.connect(
+            **address,  # type: ignore[arg-type]  # libpq's keys, not psycopg's keywords
+            password=password,
+            connect_timeout=10,
+            application_name="pgshare start",
+            autocommit=True,
+        )
+
+
 def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> tuple[dict[str, object], psycopg.Connection]:
     """Connect as the final user, prove that this is our server, set the run's password.
 
@@ -96,33 +112,30 @@ def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> tupl
     from psycopg import sql
 
     from pgshare import probe
-    from pgshare.scrub import without_pg_variables
 
     where = f"{facts['host']} port {facts['port']}"
     what = f"postgres (pid {pid}) at {where}"
-    address = {key: str(facts[key]) for key in ("host", "port", "user", "dbname")}
 
     def connect() -> psycopg.Connection:
         try:
-            with without_pg_variables():
-                return psycopg.connect(
-                    **address,  # type: ignore[arg-type]  # libpq's keys, not psycopg's keywords
-                    password=str(facts["template_password"]),
-                    connect_timeout=10,
-                    application_name="pgshare start",
-                    autocommit=True,
-                )
+            return _connect(facts, str(facts["template_password"]))
         except psycopg.OperationalError as exc:
             if not probe.is_definite(exc):
                 raise NotYet(probe.reason(exc)) from exc
-            raise ServerStartError(f"another server than ours answers at {where}: {probe.reason(exc)}") from exc
+            refused = exc
+        try:
+            # Whoever proved it before us may have died after setting the run's password.
+            return _connect(facts, str(facts["password"]))
+        except psycopg.OperationalError:
+            reason = probe.reason(refused)
+            raise ServerStartError(f"another server than ours answers at {where}: {reason}") from refused
 
     conn = poll(what, connect, deadline)
     try:
         found = conn.execute(PROOF).fetchone()
         if found is None or found[0] != facts["nonce"] or os.path.realpath(found[1]) != os.path.realpath(str(facts["data"])):
             raise ServerStartError(f"another server than ours answers at {where}: its data lies in {found and found[1]!r}")
-        iterations = SOCKET_ITERATIONS if address["host"].startswith("/") else TCP_ITERATIONS
+        iterations = SOCKET_ITERATIONS if str(facts["host"]).startswith("/") else TCP_ITERATIONS
         change = sql.SQL("alter role {} password {}").format(
             sql.Identifier(str(facts["user"])), sql.Literal(scram_verifier(str(facts["password"]), iterations))
         )

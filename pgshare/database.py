@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgshare import conninfo, sessions
@@ -24,12 +23,8 @@ TEMPLATE_WAIT = 10.0  # seconds to wait until nobody is connected to the templat
 IN_DATABASE = f"select {COLUMNS} from pg_stat_activity a where a.pid <> pg_backend_pid() and a.datname = %(db)s"  # noqa: S608  # constants
 
 
-@dataclass(frozen=True, kw_only=True)
 class Database(Schema):
     """A test's own database. The same surface as a schema's; its sessions start with the server's default path."""
-
-    name: str
-    dsn: str = field(repr=False)
 
 
 def create(admin: Admin, base_dsn: str, run: Run, test: str, *, version_num: int) -> Database:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pgshare import plain
 from pgshare.errors import OriginUnavailableError, PgshareError, SettingError, TemplateError
 from pgshare.settings import OPTIONS, read_table, resolve_settings
 
@@ -63,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    plain.install()
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     import os
@@ -228,6 +230,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    plain.uninstall()
     if LIVE in config.stash:
         config.stash[LIVE].leave()
 

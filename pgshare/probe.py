@@ -40,15 +40,13 @@ class ServerFacts(NamedTuple):
     in_recovery: bool
     max_connections: int
     reserved: int
-    in_use: int
 
 
 FACTS = """
 select current_setting('server_version_num')::int, current_setting('server_version'),
        current_setting('server_encoding'), current_user::text, current_database()::text,
        has_database_privilege(current_database(), 'CREATE'), current_setting('default_transaction_read_only') = 'on',
-       pg_is_in_recovery(), current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int,
-       (select count(*) from pg_stat_activity where backend_type = 'client backend')
+       pg_is_in_recovery(), current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int
 """
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pgshare import conninfo, probe, sessions
@@ -30,14 +29,16 @@ USERS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Schema:
     """A test's own schema. ``dsn`` starts every session inside it."""
 
-    name: str
-    dsn: str = field(repr=False)
-    test: str = ""
-    application_name: str | None = None
+    def __init__(self, *, name: str, dsn: str, test: str = "", application_name: str | None = None) -> None:
+        self.name, self.dsn, self.test = name, dsn, test
+        self.application_name = application_name
+
+    def __repr__(self) -> str:
+        """Show the name and the test, not the DSN, which holds a password."""
+        return f"{type(self).__name__}({self.name!r}, test={self.test!r})"
 
     @property
     def parts(self) -> dict[str, str]:
@@ -104,6 +105,8 @@ class SchemaFactory:
         self.admin = Admin(postgres.dsn, run=run.id, worker=run.worker, name=self.name, ours=self._ours)
         if conn is not None:
             self.admin.adopt(conn)
+        # A name of the user's own stays; then sessions of a schema are known by their locks alone.
+        self._names_sessions = "application_name" not in conninfo.parse(postgres.dsn, name=self.name)
         self._proved: set[tuple[str, ...]] = set()
         self._spare: tuple[str, psycopg.Connection] | None = None
 
@@ -138,9 +141,7 @@ class SchemaFactory:
             pgoptions="" if self._ours else self._pgoptions,
             application_name=app,
         )
-        # A name of the user's own stays; then sessions of this schema are known by their locks alone.
-        ours = "application_name" not in conninfo.parse(self._postgres.dsn, name=self.name)
-        return Schema(name=name, dsn=dsn, test=test, application_name=app if ours else None)
+        return Schema(name=name, dsn=dsn, test=test, application_name=app if self._names_sessions else None)
 
     def _creation(self, schema: Schema) -> bytes:
         from psycopg import sql

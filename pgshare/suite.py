@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pgshare.deadline import Deadline, hang_budget
 from pgshare.errors import LeftoverError, ServerStartError, SettingError
@@ -30,11 +29,10 @@ if TYPE_CHECKING:
 NAME = "postgres"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Postgres:
+class Postgres(NamedTuple):
     """A server for tests. ``dsn`` is administrative: no search_path, not for a test's own tables."""
 
-    dsn: str = field(repr=False)
+    dsn: str
     origin: str
     version: str
     version_num: int
@@ -45,6 +43,10 @@ class Postgres:
     place: str = ""
     pid: int = 0
     started_here: bool = False
+
+    def __repr__(self) -> str:
+        """Show everything but the DSN, which holds a password."""
+        return f"Postgres({', '.join(f'{name}={value!r}' for name, value in self._asdict().items() if name != 'dsn')})"
 
 
 def shared_postgres(run: Run, settings: Settings, env: Mapping[str, str] | None = None) -> tuple[Postgres, Lease]:

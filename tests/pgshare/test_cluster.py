@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 import pgshare
-from pgshare import cluster, conninfo, initdb, suite
+from pgshare import cluster, conninfo, initdb, lease, suite
 from pgshare.account import current_account
 from pgshare.binaries import find_binaries, list_binaries
 from pgshare.deadline import Deadline
@@ -123,7 +123,19 @@ def test_another_server_on_our_address_is_not_taken_for_ours(own_server):
     with pytest.raises(ServerStartError, match="another server than ours answers at .*: its data lies in "):
         cluster.verify(facts, pid=1, deadline=Deadline.after(30))
     with pytest.raises(ServerStartError, match="another server than ours answers at .*password authentication failed"):
-        cluster.verify({**facts, "template_password": "wrong"}, pid=1, deadline=Deadline.after(30))
+        cluster.verify({**facts, "template_password": "wrong", "password": "wrong"}, pid=1, deadline=Deadline.after(30))
+
+
+def test_a_proof_that_died_after_setting_the_password_can_be_made_again(state_dir):
+    run = Run.new(state_dir)
+    held = lease.join(run)
+    held.start(suite.build_component(run, Settings(state_dir=state_dir), os.environ, Deadline.after(60)))
+    reply = held.receive(Deadline.after(60))
+    for _ in range(2):
+        found, conn = cluster.verify(reply["facts"], pid=reply["pid"], deadline=Deadline.after(30))
+        conn.close()
+        assert found["version_num"] >= 140000
+    assert held.leave() == []
 
 
 def test_a_port_lost_between_look_and_bind_is_tried_again_with_another(state_dir, monkeypatch):
@@ -138,7 +150,7 @@ def test_a_port_lost_between_look_and_bind_is_tried_again_with_another(state_dir
 
     monkeypatch.setattr(suite, "free_ports", squatted)
     run = Run.new(state_dir)
-    server, lease = suite.shared_postgres(run, Settings(state_dir=state_dir, tcp=True))
+    server, held = suite.shared_postgres(run, Settings(state_dir=state_dir, tcp=True))
     try:
         parts = conninfo.parse(server.dsn, name="x")
         assert parts["host"] == "127.0.0.1"
@@ -146,7 +158,7 @@ def test_a_port_lost_between_look_and_bind_is_tried_again_with_another(state_dir
         with psycopg.connect(server.dsn) as conn:
             assert conn.execute("show data_directory").fetchone()[0].startswith("/")
     finally:
-        assert lease.leave() == []
+        assert held.leave() == []
         for squatter in squatters:
             squatter.close()
 
@@ -214,9 +226,9 @@ def test_a_server_still_starting_is_waited_for_through_the_events_alone(state_di
 
 def test_over_tcp_the_password_has_the_iterations_that_every_driver_takes(state_dir):
     run = Run.new(state_dir)
-    server, lease = suite.shared_postgres(run, Settings(state_dir=state_dir, tcp=True))
+    server, held = suite.shared_postgres(run, Settings(state_dir=state_dir, tcp=True))
     with psycopg.connect(server.dsn) as conn:
         assert conn.execute(
             "select rolpassword like 'SCRAM-SHA-256$4096:%' from pg_authid where rolname = 'postgres'"
         ).fetchone() == (True,)
-    assert lease.leave() == []
+    assert held.leave() == []

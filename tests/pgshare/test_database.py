@@ -67,9 +67,7 @@ def test_a_role_without_createdb_gets_the_statement(own_server):
         admin.execute("create role nodb login password 'nodb'")
         try:
             dsn = conninfo.build({**conninfo.parse(own_server.dsn, name="x"), "user": "nodb", "password": "nodb"})
-            import dataclasses
-
-            server = dataclasses.replace(own_server, dsn=dsn)
+            server = own_server._replace(dsn=dsn)
             factory = SchemaFactory(server, Run.new(), Settings())
             with pytest.raises(
                 SettingError, match='pg_database needs a role that may create databases: .*; run: ALTER ROLE "nodb" CREATEDB'

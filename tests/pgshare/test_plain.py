@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 
+from pgshare import plain
 from pgshare.plain import PlainFinder
 
 
@@ -19,6 +20,13 @@ def test_the_finder_is_there_once_and_in_front_of_pytests():
     assert sys.meta_path.count(PlainFinder) == 1
     rewriter = next(index for index, finder in enumerate(sys.meta_path) if type(finder).__name__ == "AssertionRewritingHook")
     assert sys.meta_path.index(PlainFinder) < rewriter
+
+
+def test_it_goes_with_its_last_user():
+    assert PlainFinder in sys.meta_path
+    plain.install()
+    plain.uninstall()
+    assert PlainFinder in sys.meta_path  # this run still uses it
 
 
 def test_in_a_run_our_modules_are_not_rewritten(project):

@@ -172,9 +172,7 @@ def test_the_proof_is_made_once_for_each_shape_of_dsn(factory, monkeypatch):
 
 
 def test_the_connection_of_the_proof_is_the_tests_own_first_one(each_server):
-    import dataclasses
-
-    factory = SchemaFactory(dataclasses.replace(each_server, origin="external"), Run.new(), Settings())
+    factory = SchemaFactory(each_server._replace(origin="external"), Run.new(), Settings())
     made = factory.create("t", keep_spare=True)
     conn = factory.connect(made)
     assert conn.info.transaction_status.name == "IDLE"

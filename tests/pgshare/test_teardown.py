@@ -187,10 +187,8 @@ def test_sessions_of_other_schemas_are_never_touched(factory, own_server):
 
 
 def test_with_the_users_application_name_the_holder_is_found_by_its_locks(own_server):
-    import dataclasses
-
     dsn = conninfo.build({**conninfo.parse(own_server.dsn, name="x"), "application_name": "my app"})
-    factory = SchemaFactory(dataclasses.replace(own_server, dsn=dsn), Run.new(), Settings())
+    factory = SchemaFactory(own_server._replace(dsn=dsn), Run.new(), Settings())
     schema = made_table(factory)
     innocent, leak = psycopg.connect(dsn), schema.connect()
     innocent.execute("select 1")
@@ -207,10 +205,8 @@ def test_what_cannot_be_ended_is_named_and_the_teardown_is_bounded(own_server, f
     """A role that may not end somebody else's session: a superuser holds the lock."""
     with psycopg.connect(own_server.dsn, autocommit=True) as admin:
         admin.execute("create role weak login password 'weak'; grant create on database postgres to weak")
-        import dataclasses
-
         dsn = conninfo.build({**conninfo.parse(own_server.dsn, name="x"), "user": "weak", "password": "weak"})
-        weak = SchemaFactory(dataclasses.replace(own_server, dsn=dsn, origin="external"), Run.new(), Settings())
+        weak = SchemaFactory(own_server._replace(dsn=dsn, origin="external"), Run.new(), Settings())
         schema = made_table(weak)
         with psycopg.connect(own_server.dsn) as holder:
             holder.execute(f'lock table "{schema.name}".p')
