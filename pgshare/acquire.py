@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     import psycopg
 
+    from pgshare.binaries import Binaries
     from pgshare.lease import Lease
     from pgshare.run import Run
     from pgshare.schema import Schema
@@ -27,6 +28,7 @@ class Host(NamedTuple):
 
     missing: str = ""
     tried: tuple[str, ...] = ()
+    binaries: Binaries | None = None
 
 
 class Decision(NamedTuple):
@@ -59,10 +61,10 @@ def probe_host(settings: Settings, env: Mapping[str, str]) -> Host:
     from pgshare.run import cache_folder
 
     try:
-        find_binaries(settings.bin, env, cache_folder(settings.state_dir, env), setting=settings.named("bin"))
+        found = find_binaries(settings.bin, env, cache_folder(settings.state_dir, env), setting=settings.named("bin"))
     except OriginUnavailableError as exc:
         return Host(missing=str(exc), tried=exc.tried)
-    return Host()
+    return Host(binaries=found)
 
 
 class Acquired(NamedTuple):
@@ -86,13 +88,14 @@ def acquire(run: Run, settings: Settings, env: Mapping[str, str] | None = None, 
         raise SettingError(
             f"{settings.named('warm')}: keeping a server warm between runs is not available in this version; leave it out"
         )
-    decision = choose_origin(settings, probe_host(settings, environment))
+    host = probe_host(settings, environment)
+    decision = choose_origin(settings, host)
     if decision.origin == "external":
         return _external(settings, environment, keep_conn=keep_conn)
     if decision.origin == "embedded":
         from pgshare.suite import shared_postgres
 
-        postgres, lease = shared_postgres(run, settings, environment)
+        postgres, lease = shared_postgres(run, settings, environment, binaries=host.binaries)
         return Acquired(postgres=postgres, lease=lease, conn=lease.take_proof() if keep_conn else None)
     if decision.origin == "container":
         raise OriginUnavailableError(

@@ -49,7 +49,9 @@ class Postgres(NamedTuple):
         return f"Postgres({', '.join(f'{name}={value!r}' for name, value in self._asdict().items() if name != 'dsn')})"
 
 
-def shared_postgres(run: Run, settings: Settings, env: Mapping[str, str] | None = None) -> tuple[Postgres, Lease]:
+def shared_postgres(
+    run: Run, settings: Settings, env: Mapping[str, str] | None = None, *, binaries: Binaries | None = None
+) -> tuple[Postgres, Lease]:
     """Return the run's embedded server, starting it when this process is the first to ask, and the lease that holds it.
 
     Raises OriginUnavailableError (no binaries), ServerStartError, SettingError, KeeperError.
@@ -60,15 +62,15 @@ def shared_postgres(run: Run, settings: Settings, env: Mapping[str, str] | None 
     environment = os.environ if env is None else env
     lease = leases.join(run)
     try:
-        return _start(run, settings, environment, lease, began), lease
+        return _start(run, settings, environment, lease, began, binaries), lease
     except BaseException:
         lease.close()
         raise
 
 
-def _start(run: Run, settings: Settings, env: Mapping[str, str], lease: Lease, began: float) -> Postgres:
+def _start(run: Run, settings: Settings, env: Mapping[str, str], lease: Lease, began: float, binaries: Binaries | None) -> Postgres:
     deadline = Deadline.after(hang_budget(env))
-    spec = build_component(run, settings, env, deadline)
+    spec = build_component(run, settings, env, deadline, binaries)
     lease.start(spec)
     _import_ahead()
     reply = lease.receive(deadline)
@@ -134,7 +136,9 @@ def _postgres(reply: Message, *, took: float, started_here: bool) -> Postgres:
     )
 
 
-def build_component(run: Run, settings: Settings, env: Mapping[str, str], deadline: Deadline) -> dict[str, object]:
+def build_component(
+    run: Run, settings: Settings, env: Mapping[str, str], deadline: Deadline, binaries: Binaries | None = None
+) -> dict[str, object]:
     """Return the keeper's spec of this run's server: what to run, as whom, where, and how to know that it is ready."""
     from pgshare import initdb
     from pgshare.account import current_account
@@ -144,8 +148,8 @@ def build_component(run: Run, settings: Settings, env: Mapping[str, str], deadli
     cache = cache_folder(settings.state_dir, env)
     account = current_account()
     check_state_folder(cache, account, name=settings.named("state_dir"))
-    binaries = find_binaries(settings.bin, env, cache, setting=settings.named("bin"))
-    binaries = readable_copy(binaries, account, cache)
+    found = binaries or find_binaries(settings.bin, env, cache, setting=settings.named("bin"))
+    binaries = readable_copy(found, account, cache)
     template = initdb.ensure_template(binaries, account, cache, fresh=settings.fresh, deadline=deadline)
     place = choose_place(settings.memory, run.folder, f"pgshare_{run.id}")
     return component(
