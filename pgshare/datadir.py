@@ -6,6 +6,7 @@ file system with reflinks shares the blocks. The file ends with the magic again:
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -17,11 +18,28 @@ MAGIC = b"pgshare-pack-2\n\0"
 BLOCK = 4096
 # Free space and visibility maps are hints that the server makes anew where they are missing: a quarter of all files.
 HINTS = ("_fsm", "_vm")
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def pack(folder: str, out: str) -> None:
-    """Write every folder and regular file of ``folder`` into the new file ``out`` (0600)."""
-    entries = list(_walk(folder, ""))
+    """Write every folder and regular file of ``folder`` into the new file ``out`` (0600).
+
+    ``folder`` belongs to the server's user, and we may be root: no link in it is ever followed.
+    """
+    top = os.open(folder, _FOLDER)
+    try:
+        fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            _pack(top, fd)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    finally:
+        os.close(top)
+
+
+def _pack(top: int, out: int) -> None:
+    entries = list(_walk(top, ""))
     offset = 0
     lines = []
     for path, mode, size, is_folder in entries:
@@ -31,47 +49,62 @@ def pack(folder: str, out: str) -> None:
         offset += _up(size)
     index = "\n".join(lines).encode()
     start = _up(len(MAGIC) + 8 + len(index))
-    fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, MAGIC + len(index).to_bytes(8, "big") + index)
-        for line in lines:
-            kind, _, length, place, path = line.split("\t")
-            if kind == "f" and int(length):
-                _copy_in(os.path.join(folder, path), fd, start + int(place))
-        os.pwrite(fd, MAGIC, start + offset)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    _write(out, MAGIC + len(index).to_bytes(8, "big") + index, 0)
+    for line in lines:
+        kind, _, length, place, path = line.split("\t")
+        if kind == "f" and int(length):
+            _copy_in(top, path, int(length), out, start + int(place))
+    _write(out, MAGIC, start + offset)
 
 
 def _up(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
 
 
-def _walk(top: str, below: str) -> Iterator[tuple[str, int, int, bool]]:
-    for name in sorted(os.listdir(os.path.join(top, below))):
+def _walk(folder: int, below: str) -> Iterator[tuple[str, int, int, bool]]:
+    for name in sorted(os.listdir(folder)):
         path = os.path.join(below, name)
-        seen = os.lstat(os.path.join(top, path))
+        seen = os.lstat(name, dir_fd=folder)
         mode = stat.S_IMODE(seen.st_mode)
         if stat.S_ISDIR(seen.st_mode):
             yield path, mode, 0, True
-            yield from _walk(top, path)
-        elif stat.S_ISREG(seen.st_mode) and name.endswith(HINTS) and name.partition("_")[0].isdigit():
-            continue
-        elif stat.S_ISREG(seen.st_mode):
-            yield path, mode, seen.st_size, False
-        else:
+            inner = os.open(name, _FOLDER, dir_fd=folder)
+            try:
+                yield from _walk(inner, path)
+            finally:
+                os.close(inner)
+        elif not stat.S_ISREG(seen.st_mode):
             raise ValueError(f"cannot pack {path!r}: neither a file nor a folder")
+        elif seen.st_nlink > 1:
+            raise ValueError(f"cannot pack {path!r}: it has another name elsewhere")
+        elif not (name.endswith(HINTS) and name.partition("_")[0].isdigit()):
+            yield path, mode, seen.st_size, False
 
 
-def _copy_in(path: str, out: int, offset: int) -> None:
-    with open(path, "rb") as file:
-        while True:
-            data = file.read(1 << 20)
+def _copy_in(top: int, path: str, size: int, out: int, offset: int) -> None:
+    here = top
+    opened = []
+    try:
+        for name in path.split(os.sep)[:-1]:
+            here = os.open(name, _FOLDER, dir_fd=here)
+            opened.append(here)
+        opened.append(os.open(os.path.basename(path), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here))
+        while size:
+            data = os.read(opened[-1], min(size, 1 << 20))
             if not data:
-                return
-            os.pwrite(out, data, offset)
-            offset += len(data)
+                raise ValueError(f"cannot pack {path!r}: it shrank meanwhile")
+            _write(out, data, offset)
+            offset, size = offset + len(data), size - len(data)
+    finally:
+        for fd in opened:
+            os.close(fd)
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    """Write all of ``data``: a disk that fills up takes a part without an error, and the rest would be a hole."""
+    while data:
+        done = os.pwrite(fd, data, offset)
+        data, offset = data[done:], offset + done
 
 
 def is_whole(path: str) -> bool:
@@ -91,8 +124,21 @@ def is_whole(path: str) -> bool:
 def unpack(fd: int, dest: str) -> None:
     """Make the packed files below the existing folder ``dest``, from an open pack.
 
-    OSError (ENOSPC and others) propagates; ValueError for what is no whole pack.
+    OSError propagates, without room it says where and how many bytes; ValueError for what is no whole pack.
     """
+    before = os.statvfs(dest)
+    try:
+        _unpack(fd, dest)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = before.f_bavail * before.f_frsize
+        raise OSError(
+            exc.errno, f"{os.strerror(exc.errno)}; {os.fstat(fd).st_size} bytes are needed at {dest}, {free} were free"
+        ) from exc
+
+
+def _unpack(fd: int, dest: str) -> None:
     if os.pread(fd, len(MAGIC), 0) != MAGIC:
         raise ValueError("not a packed data folder")
     length = int.from_bytes(os.pread(fd, 8, len(MAGIC)), "big")

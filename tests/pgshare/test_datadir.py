@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import errno
 import filecmp
 import os
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -85,8 +88,72 @@ def test_a_pack_cut_short_or_foreign_is_never_whole(tree, tmp_path):
         unpacked(str(pack), tmp_path / "copy2")
 
 
-def test_links_are_refused(tmp_path):
+@pytest.mark.parametrize("target", ["/", "/etc/passwd"])
+def test_links_are_refused(tmp_path, target):
     (tmp_path / "t").mkdir()
-    (tmp_path / "t" / "link").symlink_to("/")
+    (tmp_path / "t" / "link").symlink_to(target)
     with pytest.raises(ValueError, match="cannot pack 'link': neither a file nor a folder"):
         datadir.pack(str(tmp_path / "t"), str(tmp_path / "p"))
+
+
+def test_a_file_with_a_second_name_is_refused(tmp_path):
+    """The server's user owns the folder that root packs: it must not smuggle another's file in."""
+    (tmp_path / "t").mkdir()
+    (tmp_path / "secret").write_text("s")
+    os.link(tmp_path / "secret", tmp_path / "t" / "innocent")
+    with pytest.raises(ValueError, match="cannot pack 'innocent': it has another name elsewhere"):
+        datadir.pack(str(tmp_path / "t"), str(tmp_path / "p"))
+
+
+@pytest.mark.parametrize("when", ["file", "folder"])
+def test_what_turns_into_a_link_after_the_look_is_not_followed(tree, tmp_path, monkeypatch, when):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "1").mkdir()
+    (tmp_path / "elsewhere" / "secret").write_text("not for the server")
+    real = os.open
+
+    def late(path, flags, *args, **options):
+        if when == "file" and path == "secret" and not os.path.islink(tree / "secret"):
+            (tree / "secret").unlink()
+            (tree / "secret").symlink_to(tmp_path / "elsewhere" / "secret")
+        if when == "folder" and path == "base" and not os.path.islink(tree / "base"):
+            (tree / "base").rename(tmp_path / "moved")
+            (tree / "base").symlink_to(tmp_path / "elsewhere")
+        return real(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        datadir.pack(str(tree), str(tmp_path / "p"))
+
+
+def test_a_write_that_is_cut_short_is_an_error_and_never_a_hole(tree, tmp_path):
+    """A full disk takes the part of a write that still fits and reports no error."""
+    code = (
+        "import resource, signal, sys; from pgshare import datadir\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10000, resource.RLIM_INFINITY))\n"
+        "datadir.pack(sys.argv[1], sys.argv[2])\n"
+    )
+    pack = str(tmp_path / "p")
+    done = subprocess.run([sys.executable, "-c", code, str(tree), pack], capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr
+    assert not datadir.is_whole(pack)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount a small file system")
+@pytest.mark.parametrize("missing", [(), ("copy_file_range",), ("copy_file_range", "sendfile")], ids=["clone", "send", "read"])
+def test_no_room_to_unpack_names_path_needed_and_free_bytes(tree, tmp_path, monkeypatch, missing):
+    (tree / "huge").write_bytes(b"x" * (2 << 20))
+    pack, small = str(tmp_path / "p"), tmp_path / "small"
+    datadir.pack(str(tree), pack)
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", small], check=False, capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    for name in missing:
+        monkeypatch.delattr(os, name, raising=False)
+    try:
+        with pytest.raises(OSError, match=r"No space left on device; \d+ bytes are needed at .*/small/d, \d+ were free") as caught:
+            unpacked(pack, small / "d")
+        assert caught.value.errno == errno.ENOSPC
+    finally:
+        subprocess.run(["umount", small], check=True)
