@@ -37,6 +37,7 @@ class Live:
         self._acquired: Acquired | None = None
         self._error: PgshareError | None = None
         self._factory: SchemaFactory | None = None
+        self._is_recovered = False
         self._taken: dict[str, str] = {}
         self._migration_failed = ""
         self._census: frozenset[str] | None = None
@@ -86,7 +87,6 @@ class Live:
                 from pgshare import scrub
 
                 self._taken = scrub.take_out(os.environ)
-            self._recover()
         return self._acquired.postgres
 
     @property
@@ -148,7 +148,11 @@ class Live:
         return self._migration
 
     def _recover(self) -> None:
-        """Clean up after runs that died, once a live fixture was really needed; what must stay is reported, not fatal."""
+        """Clean up after runs that died; what must stay is reported, not fatal.
+
+        Only where a live fixture was really needed, and when the tests are done: looking at other runs takes milliseconds for each
+        of them, which the first test would wait for.
+        """
         from pgshare.run import state_root
 
         runs = os.path.join(state_root(self.settings.state_dir, os.environ), "runs")
@@ -268,6 +272,9 @@ class Live:
 
     def close(self) -> None:
         """Give back what this process holds, without ending the run. Idempotent."""
+        if self._acquired is not None and not self._is_recovered:
+            self._is_recovered = True
+            self._recover()
         if self._factory is not None:
             self._sweep_external()
             self._factory.close()
