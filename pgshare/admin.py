@@ -58,6 +58,17 @@ class Admin:
         conn.execute(f"{OWN_SETTINGS}set idle_session_timeout = 0; set application_name = '{self._application_name}'; {lock}")
         return conn
 
+    def execute(self, statement: bytes) -> None:
+        """Execute ``statement``; once more on a new connection when the server had ended the one that we had."""
+        import psycopg
+
+        try:
+            self.conn.execute(statement)
+        except psycopg.OperationalError:
+            if not self.is_broken:
+                raise
+            self.conn.execute(statement)
+
     @property
     def is_broken(self) -> bool:
         """Whether the server or the network has ended the connection that we had."""

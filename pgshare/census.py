@@ -16,6 +16,9 @@ union all select 'publication ' || pubname from pg_publication
 union all select 'event trigger ' || evtname from pg_event_trigger
 union all select 'replication slot ' || slot_name from pg_replication_slots
 union all select 'extension ' || extname from pg_extension
+union all select 'relation ' || relname || ' in public' from pg_class where relkind in ('r', 'p', 'v', 'm', 'f', 'S')
+and relnamespace = to_regnamespace('public')
+union all select 'function ' || proname || ' in public' from pg_proc where pronamespace = to_regnamespace('public')
 union all select 'schema ' || nspname from pg_namespace where nspname !~ '^(pgshare_|pg_temp|pg_toast)'
 """
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TEARDOWN = 5.0  # seconds that a teardown may take before it gives up and says who is in the way
 LOCK_WAIT = 0.5  # seconds that one DROP waits for locks before the holders are looked at
 QUICK_LOCK_WAIT = 0.05
+AUTOVACUUM_WAIT = 2.0  # longer than deadlock_timeout (1 s)
 CHANNEL_LIMIT = 63
 USERS = (
     "select coalesce(nullif(application_name, ''), '(no application_name)') || ' x' || count(*) from pg_stat_activity "
@@ -121,7 +122,7 @@ class SchemaFactory:
 
         schema = self._describe(self._run.name(), test)
         try:
-            self._execute(self._creation(schema))
+            self.admin.execute(self._creation(schema))
         except errors.InsufficientPrivilege as exc:
             raise SettingError(f"{self.name}: the role may not create schemas any more: {exc}") from None
         try:
@@ -153,17 +154,6 @@ class SchemaFactory:
         )
         return statement.as_bytes(self.admin.conn)
 
-    def _execute(self, statement: bytes) -> None:
-        """Execute on the administrative connection; once more on a new one when the server had ended it."""
-        import psycopg
-
-        try:
-            self.admin.conn.execute(statement)
-        except psycopg.OperationalError:
-            if not self.admin.is_broken:
-                raise
-            self.admin.conn.execute(statement)
-
     def _prove(self, schema: Schema, *, keep_spare: bool) -> None:
         """Prove that the DSN isolates, once for each shape; on a server that we started nothing lies in between to drop it."""
         shape = tuple(sorted(schema.parts))
@@ -189,8 +179,8 @@ class SchemaFactory:
                 )
         if "public" in self._settings.schemas:
             found = self.admin.conn.execute(
-                "select string_agg(relname, ', ' order by relname) from pg_class "
-                "where relnamespace = 'public'::regnamespace and relkind in ('r', 'p') limit 5"
+                "select string_agg(relname, ', ' order by relname) from (select relname from pg_class "
+                "where relnamespace = 'public'::regnamespace and relkind in ('r', 'p') order by relname limit 5) t"
             ).fetchone()
             if found and found[0]:
                 import warnings
@@ -233,48 +223,48 @@ class SchemaFactory:
         Only sessions of this very schema are ended. LeftoverError names who is in the way when it could not be dropped; the mark
         inside the database keeps it known.
         """
-        from psycopg import errors
-
         self._close_spare()
         report = Report(test=schema.test)
         deadline = Deadline.after(timeout)
-        try:
-            self._execute(self._removal(schema, QUICK_LOCK_WAIT))
-            dropped = True
-        except (errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse):
-            dropped = False
-        while not dropped:
-            dropped = self._force(schema, report, deadline)
+        if not self._try_drop(schema, QUICK_LOCK_WAIT):
+            # Backends of connections that were just closed go by themselves.
+            sessions.wait_gone(self.admin.conn, self._holders(schema), sessions.GRACE)
+            while not self._force(schema, report, deadline):
+                pass
         self._end_the_rest(schema, report, deadline)
         return report
 
-    def _removal(self, schema: Schema, lock_wait: float) -> bytes:
-        from psycopg import sql
+    def _try_drop(self, schema: Schema, lock_wait: float) -> bool:
+        """Drop the schema in one round trip; False when somebody is in the way."""
+        from psycopg import errors, sql
 
         statement = sql.SQL("set local lock_timeout = {wait}; drop schema if exists {name} cascade").format(
             wait=sql.Literal(f"{round(lock_wait * 1000)}ms"), name=sql.Identifier(schema.name)
         )
-        return statement.as_bytes(self.admin.conn)
+        try:
+            self.admin.execute(statement.as_bytes(self.admin.conn))
+        except (errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse):
+            return False
+        return True
 
     def _force(self, schema: Schema, report: Report, deadline: Deadline) -> bool:
         """End the sessions in the way and try once more; True when the schema is gone."""
         from psycopg import errors
 
         holders = self._holders(schema)
-        self._refuse_prepared(schema)
-        report.ended += [session for session in holders if session.pid not in {known.pid for known in report.ended}]
+        report.add(holders)
         try:
             sessions.end(self.admin.conn, holders, min(1.0, deadline.left))
         except errors.InsufficientPrivilege as exc:
             raise self._leftover(schema, holders, f"the role may not end them: {exc}") from None
-        try:
-            # Ended sessions may reconnect at once: DROP queues for its locks before they are back, and new ones queue behind it.
-            self._execute(self._removal(schema, LOCK_WAIT))
-        except (errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse):
-            if deadline.expired:
-                raise self._leftover(schema, self._holders(schema), f"still locked after {deadline.waited:.1f}s") from None
-            return False
-        return True
+        self._refuse_prepared(schema, report)
+        # Ended sessions may reconnect at once: DROP queues for its locks before they are back, and new ones queue behind it. Where
+        # no client is in the way it is an autovacuum, which gives way to a lock that waits longer than deadlock_timeout.
+        if self._try_drop(schema, LOCK_WAIT if holders else AUTOVACUUM_WAIT):
+            return True
+        if deadline.expired:
+            raise self._leftover(schema, self._holders(schema), f"still locked after {deadline.waited:.1f}s")
+        return False
 
     def _holders(self, schema: Schema) -> list[Session]:
         conn = self.admin.conn
@@ -284,18 +274,18 @@ class SchemaFactory:
             found |= {session.pid: session for session in named}
         return list(found.values())
 
-    def _refuse_prepared(self, schema: Schema) -> None:
-        rows = self.admin.conn.execute(sessions.PREPARED.encode(), {"schema": schema.name}).fetchall()
-        if rows:
-            named = [f"prepared transaction {gid!r} of role {owner!r}: ROLLBACK PREPARED {gid!r} ends it" for gid, owner in rows]
+    def _refuse_prepared(self, schema: Schema, report: Report) -> None:
+        named = sessions.prepared(self.admin.conn, sessions.PREPARED, schema=schema.name)
+        if named:
             raise LeftoverError(
-                f"schema {schema.name} of {schema.test} cannot be dropped and stays marked for 'harness pg sweep'", holders=named
+                f"schema {schema.name} of {schema.test} cannot be dropped and stays marked for 'harness pg sweep'",
+                holders=[*named, *report.lines()],
             )
 
     def _leftover(self, schema: Schema, holders: list[Session], reason: str) -> LeftoverError:
         return LeftoverError(
             f"schema {schema.name} of {schema.test} cannot be dropped ({reason}) and stays marked for 'harness pg sweep'; held by",
-            holders=[str(session) for session in holders],
+            holders=[str(session) for session in holders] or ["nobody whom this role can see"],
         )
 
     def _end_the_rest(self, schema: Schema, report: Report, deadline: Deadline) -> None:
@@ -308,8 +298,7 @@ class SchemaFactory:
         if not rest:
             return
         rest = sessions.wait_gone(self.admin.conn, rest, sessions.GRACE)
-        for session in rest:
-            (report.leaked if session.state == "idle" else report.ended).append(session)
+        report.add(rest)
         with contextlib.suppress(errors.InsufficientPrivilege):
             sessions.end(self.admin.conn, rest, min(1.0, deadline.left + 0.1))
 

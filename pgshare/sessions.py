@@ -46,6 +46,13 @@ class Report:
         self.leaked: list[Session] = []
         self.ended: list[Session] = []
 
+    def add(self, found: Sequence[Session]) -> None:
+        """Note sessions that are still there: idle ones were left open, others are stopped in what they do."""
+        known = {session.pid for session in (*self.leaked, *self.ended)}
+        for session in found:
+            if session.pid not in known:
+                (self.leaked if session.state == "idle" else self.ended).append(session)
+
     def __bool__(self) -> bool:
         """Whether there is anything to report."""
         return bool(self.leaked or self.ended)
@@ -53,35 +60,51 @@ class Report:
     def __str__(self) -> str:
         """Say it for the person who wrote the test."""
         lines = [f"{self.test or 'a test'} left {len(self.leaked) + len(self.ended)} connection(s) open; close them in the test"]
-        lines += [f"  left open: {session}" for session in self.leaked]
-        lines += [f"  had to be ended: {session}" for session in self.ended]
-        return "\n".join(lines)
+        return "\n  ".join([*lines, *self.lines()])
+
+    def lines(self) -> list[str]:
+        """Say each session in one line."""
+        return [f"left open: {session}" for session in self.leaked] + [f"had to be ended: {session}" for session in self.ended]
 
 
-COLUMNS = "a.pid, a.backend_start, a.application_name, coalesce(a.state, 'unknown'), coalesce(a.query, '')"
-ALL = f"select {COLUMNS} from pg_stat_activity a where a.pid <> pg_backend_pid()"  # noqa: S608  # constants
+COLUMNS = "a.pid, a.backend_start, coalesce(a.application_name, ''), coalesce(a.state, 'unknown'), coalesce(a.query, '')"
+# Only clients: a parallel query's workers go with their leader, an autovacuum is nobody's leak and gives way by itself. The type of
+# another role's session is hidden from an ordinary role; the server's own processes have no user.
+CLIENTS = "a.usesysid is not null and coalesce(a.backend_type, 'client backend') in ('client backend', 'walsender')"
+ALL = f"select {COLUMNS} from pg_stat_activity a where a.pid <> pg_backend_pid() and {CLIENTS}"  # noqa: S608  # constants
+BY_DATABASE = f"{ALL} and a.datname = %(db)s"
 OTHERS = f"{ALL} and a.datname = current_database()"
 BY_NAME = f"{OTHERS} and a.application_name = %(app)s"
-# A session of this schema by what it holds: locks on the schema's own relations.
-IN_SCHEMA = """
-a.pid in (select l.pid from pg_locks l join pg_class c on c.oid = l.relation
-join pg_database d on d.oid = l.database and d.datname = current_database()
-join pg_namespace n on n.oid = c.relnamespace where n.nspname = %(schema)s and l.granted and l.pid is not null)
+# A lock of the schema: on the schema itself, which whoever makes or drops a table in it holds (the table cannot be seen by others
+# yet), or on anything inside.
+OF_SCHEMA = """
+l.database = (select oid from pg_database where datname = current_database()) and exists (
+select from pg_namespace n where n.nspname = %(schema)s and (
+l.relation in (select oid from pg_class where relnamespace = n.oid)
+or (l.locktype = 'object' and l.classid = 'pg_namespace'::regclass and l.objid = n.oid)
+or (l.locktype = 'object' and exists (select from pg_depend d where d.classid = l.classid and d.objid = l.objid
+and d.refclassid = 'pg_namespace'::regclass and d.refobjid = n.oid))))
 """
-BY_LOCKS = f"{OTHERS} and {IN_SCHEMA}"
+BY_LOCKS = f"{OTHERS} and a.pid in (select l.pid from pg_locks l where l.granted and {OF_SCHEMA})"  # noqa: S608  # constants
 # A prepared transaction has no process: its own transaction lock leads to its other locks.
-PREPARED = """
+PREPARED = f"""
 select distinct x.gid, x.owner from pg_prepared_xacts x
 join pg_locks t on t.transactionid = x.transaction and t.pid is null
 join pg_locks l on l.virtualtransaction = t.virtualtransaction and l.pid is null
-join pg_class c on c.oid = l.relation join pg_namespace n on n.oid = c.relnamespace
-where x.database = current_database() and n.nspname = %(schema)s
-"""
+where x.database = current_database() and {OF_SCHEMA}
+"""  # noqa: S608  # constants
+PREPARED_IN_DATABASE = "select gid, owner from pg_prepared_xacts where database = %(db)s"
 
 
 def find(conn: psycopg.Connection, query: str, **values: object) -> list[Session]:
     """Return the sessions that ``query`` selects."""
     return [make(row) for row in conn.execute(query.encode(), values or None)]
+
+
+def prepared(conn: psycopg.Connection, query: str, **values: object) -> list[str]:
+    """Return one line for each prepared transaction that ``query`` selects, with the statement that ends it."""
+    rows = [(_text(gid), _text(owner)) for gid, owner in conn.execute(query.encode(), values)]
+    return [f"prepared transaction {gid!r} of role {owner!r}: ROLLBACK PREPARED {gid!r} ends it" for gid, owner in rows]
 
 
 def make(row: Sequence[object]) -> Session:

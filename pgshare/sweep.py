@@ -28,6 +28,11 @@ where obj_description(n.oid, 'pg_namespace') like 'pgshare {%'
 union all
 select 'database', d.datname::text, shobj_description(d.oid, 'pg_database') from pg_database d
 where shobj_description(d.oid, 'pg_database') like 'pgshare {%'
+union all -- made, and its maker ended before it could be marked: the schema of its name stands in for it
+select 'database', d.datname::text, obj_description(n.oid, 'pg_namespace')
+from pg_database d join pg_namespace n on n.nspname = d.datname
+where shobj_description(d.oid, 'pg_database') is null and obj_description(n.oid, 'pg_namespace') like 'pgshare {%'
+order by 1 -- databases first: the schema that stands in for one is its record
 """
 LOCKS = "select objid::bigint from pg_locks where locktype = 'advisory' and classid = %s and objsubid = 2 and granted"
 APPS = "select application_name::text from pg_stat_activity where application_name like 'pgshare %'"

@@ -64,7 +64,7 @@ def test_eight_at_once_share_one_template(each_server):
 
 def test_a_role_without_createdb_gets_the_statement(own_server):
     with psycopg.connect(own_server.dsn, autocommit=True) as admin:
-        admin.execute("create role nodb login password 'nodb'")
+        admin.execute("create role nodb login password 'nodb'; grant create on database postgres to nodb")
         try:
             dsn = conninfo.build({**conninfo.parse(own_server.dsn, name="x"), "user": "nodb", "password": "nodb"})
             server = own_server._replace(dsn=dsn)
@@ -75,4 +75,4 @@ def test_a_role_without_createdb_gets_the_statement(own_server):
                 database.create(factory.admin, dsn, Run.new(), "t", version_num=own_server.version_num)
             factory.close()
         finally:
-            admin.execute("drop role nodb")
+            admin.execute("drop owned by nodb; drop role nodb")

@@ -55,6 +55,24 @@ def test_roles_and_large_objects_outlive_the_schema_and_are_listed(own_server):
         admin.execute(f"drop role left_role; drop publication left_pub; select lo_unlink({oid})")
 
 
+def test_what_appears_in_public_during_a_test_is_listed(own_server):
+    """A dump's script, which names public and empties the path, leaves its session outside and its table in public."""
+    import pgshare
+
+    with psycopg.connect(own_server.dsn, autocommit=True) as admin:
+        before = census.take(admin)
+        with pgshare.isolated_schema(own_server.dsn) as schema, schema.connect(autocommit=True) as conn:
+            conn.execute("select pg_catalog.set_config('search_path', '', false); create table public.dumped (i serial)")
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                conn.execute("select * from dumped")
+            conn.execute("discard all")
+            assert conn.execute("select current_schema()").fetchone() == (schema.name,)
+        try:
+            assert census.added(before, census.take(admin)) == ["relation dumped in public", "relation dumped_i_seq in public"]
+        finally:
+            admin.execute("drop table public.dumped")
+
+
 def test_a_type_made_again_has_another_oid_and_we_register_nothing_globally(two):
     from psycopg.types.enum import EnumInfo, register_enum
 

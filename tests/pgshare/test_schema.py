@@ -146,13 +146,16 @@ def test_extra_schemas_come_behind_and_must_exist(each_server):
 
 def test_public_as_an_extra_schema_warns_when_it_has_tables(each_server):
     factory = SchemaFactory(each_server, Run.new(), Settings(schemas=("public",)))
-    factory.admin.conn.execute("create table public.somebodys (i int)")
+    for number in range(7):
+        factory.admin.conn.execute(f"create table public.somebodys{number} (i int)")
     try:
-        with pytest.warns(UserWarning, match=r"puts public on the path, and it has tables \(somebodys\)"):
+        names = ", ".join(f"somebodys{number}" for number in range(5))
+        with pytest.warns(UserWarning, match=rf"puts public on the path, and it has tables \({names}\)"):
             made = factory.create("t")
         factory.drop(made)
     finally:
-        factory.admin.conn.execute("drop table public.somebodys")
+        for number in range(7):
+            factory.admin.conn.execute(f"drop table public.somebodys{number}")
         factory.close()
 
 
