@@ -9,6 +9,10 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from harness.settings import Settings
+
+SETTINGS = pytest.StashKey["Settings"]()
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("harness", "bounded waits and stacks (harness)")
@@ -22,31 +26,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    from pgshare.deadline import hang_budget
-    from pgshare.errors import SettingError
-
-    try:
-        hang_budget(_environment(config))
-    except SettingError as exc:
-        raise pytest.UsageError(f"harness: {exc}") from None
-
-
-def _environment(config: pytest.Config) -> dict[str, str]:
-    """Return the environment with the option in it: flag > variable."""
     import os
 
-    flag = config.getoption("harness_hang_budget")
-    return {**os.environ, **({"HARNESS_HANG_BUDGET": flag} if flag is not None else {})}
+    from harness.settings import resolve_settings
+    from pgshare.errors import SettingError
+    from pgshare.settings import read_table
+
+    try:
+        table = read_table(config.rootpath, "harness")
+        found = resolve_settings(flag=config.getoption("harness_hang_budget"), env=os.environ, table=table)
+    except SettingError as exc:
+        raise pytest.UsageError(f"harness: {exc}") from None
+    config.stash[SETTINGS] = found
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    found: Settings = config.stash[SETTINGS]
+    if not found.sources:
+        return None
+    return f"harness: hang budget {found.hang_budget * found.scale:g}s ({', '.join(found.sources)})"
 
 
 @pytest.fixture(scope="session")
 def wait_for(request: pytest.FixtureRequest) -> Callable[..., object]:
     """Return ``harness.wait_for`` with this run's hang budget: ``wait_for(probe, owner="what", budget=seconds)``."""
+    import os
     from functools import partial
 
     from harness.probes import wait_for as found
 
-    return partial(found, env=_environment(request.config))
+    return partial(found, env=request.config.stash[SETTINGS].env(os.environ))
 
 
 @pytest.fixture(scope="session")

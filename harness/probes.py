@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pgshare import deadline
-from pgshare.deadline import Deadline, NotYet, hang_budget
+from pgshare.deadline import Deadline, NotYet, hang_budget, timeout_scale
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -24,9 +24,10 @@ def wait_for(
 ) -> T:
     """Return the first true result of ``probe``; NotReadyError names ``owner`` and the last result when the budget is spent.
 
-    The first look is immediate. ``budget`` is in seconds and defaults to the hang budget (60, HARNESS_HANG_BUDGET,
-    HARNESS_TIMEOUT_SCALE). An exception of ``probe`` ends the wait at once; raise ``NotYet`` to be asked again.
+    The first look is immediate. ``budget`` is in seconds and defaults to the hang budget (60, or HARNESS_HANG_BUDGET); either is
+    multiplied by HARNESS_TIMEOUT_SCALE. An exception of ``probe`` ends the wait at once; raise ``NotYet`` to be asked again.
     """
+    seconds = hang_budget(env) if budget is None else budget * timeout_scale(env)
 
     def attempt() -> T:
         found = probe()
@@ -34,7 +35,7 @@ def wait_for(
             raise NotYet(describe(found))
         return found
 
-    return deadline.poll(owner, attempt, Deadline.after(hang_budget(env) if budget is None else budget))
+    return deadline.poll(owner, attempt, Deadline.after(seconds))
 
 
 def assert_never(probe: Callable[[], bool], *, owner: str, within: float) -> None:

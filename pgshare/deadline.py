@@ -32,7 +32,9 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, *, clock: Callable[[], float] = time.monotonic) -> Deadline:
-        """Return the deadline ``seconds`` from now."""
+        """Return the deadline ``seconds`` from now. SettingError for nan and infinity: every wait ends."""
+        if not seconds < float("inf"):
+            raise SettingError(f"a wait must be a finite number of seconds, got {seconds!r}")
         now = clock()
         return cls(now + seconds, now, clock)
 
@@ -71,11 +73,12 @@ def poll(  # the knobs of the one wait loop, all but three for tests
 ) -> T:
     """Return the first result of ``attempt``; NotReadyError with the last thing seen when the deadline passes.
 
-    The first try is immediate. Only NotYet and the ``not_yet`` types mean "again"; everything else propagates at once.
+    The first try is immediate, the last one at the deadline. Only NotYet and the ``not_yet`` types mean "again"; everything else
+    propagates at once. The last of ``pauses`` is used again and again.
     """
     again: tuple[type[Exception], ...] = (NotYet, *not_yet)
     waits = iter(backoff() if pauses is None else pauses)
-    attempts = 0
+    attempts, pause = 0, LONGEST_PAUSE
     while True:
         attempts += 1
         try:
@@ -84,7 +87,8 @@ def poll(  # the knobs of the one wait loop, all but three for tests
             last_seen = " ".join(str(exc).split()) or type(exc).__name__
             if deadline.expired:
                 raise NotReadyError(what, waited=deadline.waited, last_seen=last_seen, attempts=attempts) from exc
-        sleep(min(next(waits), deadline.left))
+        pause = next(waits, pause)
+        sleep(min(pause, deadline.left))
 
 
 def assert_never(
@@ -110,18 +114,23 @@ def hang_budget(env: Mapping[str, str] | None = None) -> float:
     the floor of 10) times HARNESS_TIMEOUT_SCALE.
     """
     found = os.environ if env is None else env
-    budget = _number(found, "HARNESS_HANG_BUDGET", HANG_BUDGET, least=RACE_FLOOR)
-    return budget * _number(found, "HARNESS_TIMEOUT_SCALE", 1.0, least=1.0)
+    text = found.get("HARNESS_HANG_BUDGET", "").strip()
+    budget = at_least(text, RACE_FLOOR, name="HARNESS_HANG_BUDGET") if text else HANG_BUDGET
+    return budget * timeout_scale(found)
 
 
-def _number(env: Mapping[str, str], name: str, default: float, *, least: float) -> float:
-    text = env.get(name, "").strip()
-    if not text:
-        return default
+def timeout_scale(env: Mapping[str, str] | None = None) -> float:
+    """Return the factor for budgets on slow machines, HARNESS_TIMEOUT_SCALE (default 1, at least 1)."""
+    text = (os.environ if env is None else env).get("HARNESS_TIMEOUT_SCALE", "").strip()
+    return at_least(text, 1.0, name="HARNESS_TIMEOUT_SCALE") if text else 1.0
+
+
+def at_least(raw: object, least: float, *, name: str) -> float:
+    """Return the setting ``name`` as a finite number of at least ``least``, or raise SettingError."""
     try:
-        value = float(text)
-    except ValueError:
+        value = float("nan") if isinstance(raw, bool) else float(raw)  # type: ignore[arg-type]  # TypeError is caught
+    except (TypeError, ValueError):
         value = float("nan")
     if not least <= value < float("inf"):
-        raise SettingError(f"{name} must be a number of at least {least:g}, got {text!r}; correct it or unset it")
+        raise SettingError(f"{name} must be a number of at least {least:g}, got {raw!r}; correct it or unset it")
     return value

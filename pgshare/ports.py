@@ -23,11 +23,13 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     All sockets stay open until all are chosen, so no number comes twice. Between this call and the server's own bind somebody
     else may take one: start with ``bind_with_retry`` and check who answers.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.ExitStack() as held:
         ports = []
         for _ in range(count):
-            sock = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            # No listen and no connection: nothing lingers in TIME_WAIT, so the server can bind at once.
+            sock = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            # Without SO_REUSEADDR: with it the kernel would also give a number that somebody holds with it and does not listen on
+            # yet. It is not needed either: no listen and no connection, so nothing lingers in TIME_WAIT and the server can bind.
             sock.bind((host, 0))
             ports.append(int(sock.getsockname()[1]))
         return ports
@@ -47,9 +49,13 @@ def bind_with_retry(
 
     Anything else that ``start`` raises propagates at once, and so does the last lost race.
     """
+    tried: set[int] = set()
     for attempt in range(1, attempts + 1):
+        # One more than were tried: whatever the kernel offers again, one of them is new.
+        port = next(port for port in free_ports(len(tried) + 1, host) if port not in tried)
+        tried.add(port)
         try:
-            return start(free_ports(1, host)[0])
+            return start(port)
         except Exception as exc:
             if attempt == attempts or not lost(exc):
                 raise

@@ -176,14 +176,15 @@ def _check_names(env: Mapping[str, str], table: Mapping[str, object]) -> None:
     keys = [option.name for option in OPTIONS if option.in_table]
     for key in table:
         if key not in keys:
-            raise SettingError(f"[tool.pgshare] has an unknown key {key!r}{_hint(key, keys)}")
+            raise SettingError(f"[tool.pgshare] has an unknown key {key!r}{hint(key, keys)}")
     variables = [option.variable for option in OPTIONS]
     for name in env:
         if name.startswith("PGSHARE_") and name not in variables:
-            raise SettingError(f"the environment has an unknown variable {name}{_hint(name, variables)}")
+            raise SettingError(f"the environment has an unknown variable {name}{hint(name, variables)}")
 
 
-def _hint(name: str, known: list[str]) -> str:
+def hint(name: str, known: list[str]) -> str:
+    """Return the end of a sentence about an unknown ``name``: the nearest known one, or all."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1)
@@ -232,23 +233,23 @@ def _names(source: str, raw: object) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip())
 
 
-def read_table(rootdir: Path) -> Mapping[str, object]:
-    """Return ``[tool.pgshare]`` of ``rootdir``'s pyproject.toml; empty when there is none. Raises SettingError for broken TOML."""
+def read_table(rootdir: Path, tool: str = "pgshare") -> Mapping[str, object]:
+    """Return ``[tool.<tool>]`` of ``rootdir``'s pyproject.toml; empty when there is none. Raises SettingError for broken TOML."""
     path = rootdir / "pyproject.toml"
     try:
         text = path.read_bytes()
     except OSError:
         return {}
-    if b"pgshare" not in text:
+    if tool.encode() not in text:
         return {}
     import tomllib
 
     try:
-        table = tomllib.loads(text.decode("utf-8")).get("tool", {}).get("pgshare", {})
+        table = tomllib.loads(text.decode("utf-8")).get("tool", {}).get(tool, {})
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         raise SettingError(f"{path} cannot be read: {exc}") from exc
     if not isinstance(table, dict):
-        raise SettingError(f"[tool.pgshare] in {path} must be a table, got {table!r}")
+        raise SettingError(f"[tool.{tool}] in {path} must be a table, got {table!r}")
     return table
 
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from harness import assert_never, wait_for
-from pgshare.errors import NotReadyError
+from harness.probes import NotYet
+from pgshare import deadline
+from pgshare.errors import NotReadyError, SettingError
 
 
 def test_the_first_true_result_is_returned_at_once():
@@ -27,18 +29,51 @@ def test_a_negative_window_holds_or_fails():
         assert_never(lambda: True, owner="the bell", within=1)
 
 
-TESTS = """
-import pytest
-from pgshare.errors import NotReadyError
-def test_fixture(wait_for, assert_never):
-    assert wait_for(lambda: 7, owner="seven") == 7
-    assert_never(lambda: False, owner="no", within=0.01)
-"""
+def test_an_explicit_budget_is_scaled_too_and_a_negative_window_is_not(monkeypatch):
+    budgets = []
+    monkeypatch.setattr(deadline, "poll", lambda what, attempt, until: budgets.append(round(until.left)))
+    wait_for(list, owner="x", budget=20, env={"HARNESS_TIMEOUT_SCALE": "3"})
+    wait_for(list, owner="x", env={"HARNESS_TIMEOUT_SCALE": "3"})
+    wait_for(list, owner="x", env={"HARNESS_TIMEOUT_SCALE": "3", "HARNESS_HANG_BUDGET": "600"})
+    assert budgets == [60, 180, 1800]
+    windows = []
+    monkeypatch.setattr(deadline, "assert_never", lambda what, probe, *, within: windows.append(within))
+    monkeypatch.setenv("HARNESS_TIMEOUT_SCALE", "50")
+    assert_never(lambda: False, owner="x", within=0.2)
+    assert windows == [0.2]
 
 
-def test_the_fixtures_work_and_the_budget_is_checked_before_any_test(project):
-    project.write(test_a=TESTS)
-    assert project.run("-W", "error", "--harness-hang-budget", "30").code == 0
-    result = project.run("--harness-hang-budget", "3")
-    assert result.code == 4
-    assert "ERROR: harness: HARNESS_HANG_BUDGET must be a number of at least 10, got '3'; correct it or unset it" in result.out
+@pytest.mark.parametrize("budget", [60, 600])
+def test_a_larger_budget_does_not_change_when_a_wait_ends(monkeypatch, budget):
+    now, pauses = [0.0], []
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
+
+    def poll(what, attempt, until):
+        fake = deadline.Deadline.after(until.left, clock=lambda: now[0])
+        return real(what, attempt, fake, sleep=sleep)
+
+    real = deadline.poll
+    monkeypatch.setattr(deadline, "poll", poll)
+    assert wait_for(lambda: now[0] >= 1.0, owner="a second", budget=budget)
+    assert (round(now[0], 3), len(pauses)) == (1.006, 44)
+
+
+@pytest.mark.parametrize("budget", [float("nan"), float("inf")])
+def test_a_wait_without_an_end_is_refused(budget):
+    with pytest.raises(SettingError, match="a wait must be a finite number of seconds"):
+        wait_for(list, owner="x", budget=budget)
+
+
+def test_not_yet_is_asked_again():
+    seen = iter([NotYet("no"), None])
+
+    def probe():
+        exc = next(seen)
+        if exc:
+            raise exc
+        return "there"
+
+    assert wait_for(probe, owner="x") == "there"

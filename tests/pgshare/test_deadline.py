@@ -114,3 +114,56 @@ def test_a_negative_window_is_never_scaled(monkeypatch):
     time = FakeTime()
     assert_never("x", lambda: False, within=0.2, clock=time.clock, sleep=time.sleep)
     assert time.now == pytest.approx(100.2)
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf")])
+def test_a_wait_without_an_end_is_refused(seconds):
+    """A deadline of nan never expires: the loop would go on for ever."""
+    with pytest.raises(SettingError, match=f"a wait must be a finite number of seconds, got {seconds}"):
+        Deadline.after(seconds)
+    with pytest.raises(SettingError):
+        assert_never("x", lambda: False, within=seconds)
+
+
+def test_a_list_of_pauses_goes_on_with_its_last():
+    time = FakeTime()
+    assert poll("x", later(time, 100.9), Deadline.after(10, clock=time.clock), pauses=[0.1, 0.3], sleep=time.sleep) == "there"
+    assert time.pauses == [0.1, 0.3, 0.3, 0.3]
+
+
+def test_a_slow_attempt_is_not_followed_by_a_pause_beyond_the_deadline():
+    time = FakeTime()
+
+    def attempt():
+        time.now += 0.4
+        raise NotYet("still")
+
+    with pytest.raises(NotReadyError, match=r"^x not ready after 1\.2s \(3 tries\); last seen: still$"):
+        poll("x", attempt, Deadline.after(1, clock=time.clock), sleep=time.sleep)
+    assert time.pauses == [0.001, 0.002]
+
+
+def test_what_was_seen_last_is_one_line_and_never_empty():
+    time = FakeTime()
+    for exc, shown in ((NotYet("a\n  b"), "a b"), (OSError(), "OSError")):
+
+        def attempt(exc=exc):
+            raise exc
+
+        with pytest.raises(NotReadyError) as caught:
+            poll("x", attempt, Deadline.after(0, clock=time.clock), not_yet=(OSError,), sleep=time.sleep)
+        assert caught.value.last_seen == shown
+        assert caught.value.__cause__ is exc
+
+
+@pytest.mark.parametrize("value", ["0.5", "0", "inf", "x"])
+def test_a_scale_below_one_is_refused_by_name(value):
+    with pytest.raises(SettingError, match=f"^HARNESS_TIMEOUT_SCALE must be a number of at least 1, got '{value}'"):
+        hang_budget({"HARNESS_TIMEOUT_SCALE": value})
+
+
+def test_the_first_look_of_a_negative_window_is_immediate():
+    time = FakeTime()
+    with pytest.raises(AssertionError, match="must not within 5s"):
+        assert_never("x", lambda: True, within=5, clock=time.clock, sleep=time.sleep)
+    assert time.pauses == []
