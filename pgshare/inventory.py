@@ -73,8 +73,11 @@ class Inventory:
                 row.update(changes.get(str(row["id"]), {}))
             self._write(rows)
 
-    def rows(self) -> list[Row]:
-        """Return every row; an unreadable file is moved aside, reported as InventoryError, and nothing is guessed."""
+    def rows(self, *, move: bool = True) -> list[Row]:
+        """Return every row; an unreadable file is moved aside, reported as InventoryError, and nothing is guessed.
+
+        Who only looks leaves it where it is: ``move=False``.
+        """
         try:
             with open(self._path, encoding="utf-8") as file:
                 text = file.read()
@@ -88,10 +91,17 @@ class Inventory:
                 raise InventoryError(f"{self._path} has version {data['version']!r}, this pgshare reads {VERSION}")
             return [dict(row) for row in data["rows"]]
         except (ValueError, TypeError, KeyError) as exc:
+            if not move:
+                raise InventoryError(f"{self._path} cannot be read ({exc})") from exc
             aside = self._move_aside()
             raise InventoryError(
                 f"{self._path} cannot be read ({exc}); moved to {aside}: look at it, nothing is removed by guess"
             ) from exc
+
+    def moved_aside(self) -> list[str]:
+        """Return what to do about each file that was moved aside: it may name things that are still there."""
+        found = sorted(name for name in os.listdir(self._folder) if name.startswith(f"{NAME}.corrupt-"))
+        return [f"{os.path.join(self._folder, name)} could not be read; look at it, then remove {self._folder}" for name in found]
 
     def _move_aside(self) -> str:
         number = 1

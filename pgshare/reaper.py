@@ -38,7 +38,7 @@ def recover(folder: str) -> list[str]:
         rows = inventory.rows()
     except InventoryError as exc:
         return [str(exc)]
-    kept = []
+    kept = inventory.moved_aside()
     for row in reversed(rows):
         if row["state"] == "released":
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ def find_runs(top: str) -> list[Found]:
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
         path = os.path.join(folder, name)
         if reaper.read_marker(path) == name:
-            found.append(_look(path, name))
+            with contextlib.suppress(FileNotFoundError):  # the run ends while it is looked at
+                found.append(_look(path, name))
     return found
 
 
@@ -94,11 +96,12 @@ def _holds(run: Run) -> tuple[str, ...]:
     from pgshare.errors import InventoryError
     from pgshare.inventory import Inventory
 
+    inventory = Inventory(run.folder, run_id=run.id)
     try:
-        rows = Inventory(run.folder, run_id=run.id).rows()
+        rows = inventory.rows(move=False)
     except InventoryError as exc:
         return (str(exc),)
-    return tuple(f"{row['kind']} {row['name']}" for row in rows if row["state"] != "released")
+    return (*(f"{row['kind']} {row['name']}" for row in rows if row["state"] != "released"), *inventory.moved_aside())
 
 
 def recover_dead(top: str, *, skip: str = "") -> list[str]:
