@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import os
 import secrets
@@ -24,9 +25,17 @@ if TYPE_CHECKING:
 
 INITDB = ("--no-sync", "--encoding=UTF8", "--auth=scram-sha-256", f"--username={USER}", "--wal-segsize=1")
 NEEDED = 64 << 20  # bytes that initdb and the pack take together, rounded up
-LOCALES = ("C.UTF-8", "C")  # a libc without C.UTF-8 (musl, old ones) has C; the encoding is UTF8 either way
+# A libc without C.UTF-8 (musl, old ones): the server's own since 17, else C; the encoding is UTF8 either way.
+LOCALES = (
+    (0, ("--locale=C.UTF-8",)),
+    (17, ("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")),
+    (0, ("--locale=C",)),
+)
+NO_LOCALE = "invalid locale"
 NO_NAME = "could not look up effective user ID"
 NO_NAMESPACE = "cannot make a user namespace"
+NAME_LIBRARIES = ("/usr/lib/*/libnss_wrapper.so", "/usr/lib*/libnss_wrapper.so", "/usr/local/lib*/libnss_wrapper.so")
+KEPT_FOR = 30 * 24 * 3600.0  # seconds that something unused stays in the cache
 
 
 class Template(NamedTuple):
@@ -52,14 +61,21 @@ def ensure_template(binaries: Binaries, account: Account, cache: str, *, fresh: 
 
 
 def _read(pack: str) -> Template | None:
-    """Return the template in the cache when it is whole. The password file is renamed into place before the pack."""
+    """Return the template in the cache when it is whole. The password file is there before the pack."""
     if not datadir.is_whole(pack):
         return None
+    password = _read_password(pack)
+    return Template(pack=pack, password=password, took=0.0) if password else None
+
+
+def _read_password(pack: str) -> str:
+    """Return the password of the data in ``pack``, empty where there is none (a machine that lost power left an empty file)."""
     try:
-        with open(f"{pack}.password", encoding="ascii") as file:
-            return Template(pack=pack, password=file.read(), took=0.0)
+        with open(f"{pack}.password", encoding="ascii", errors="replace") as file:
+            text = file.read()
     except OSError:
-        return None
+        return ""
+    return text if len(text) == 32 and all(char in "0123456789abcdef" for char in text) else ""
 
 
 def _build(binaries: Binaries, account: Account, pack: str, *, fresh: bool, deadline: Deadline) -> Template:
@@ -69,42 +85,46 @@ def _build(binaries: Binaries, account: Account, pack: str, *, fresh: bool, dead
     """
     from filelock import FileLock, Timeout
 
-    began = time.perf_counter()
-    lock = FileLock(f"{pack}.lock", timeout=max(1.0, deadline.left))
+    began, asked = time.perf_counter(), time.time_ns()
+    cache = os.path.dirname(pack)
+    # One lock for the whole cache: what lies half-made there is then nobody's, whatever version it was for.
+    lock = FileLock(os.path.join(cache, "initdb.lock"), timeout=max(1.0, deadline.left))
     try:
         with lock:
-            ready = None if fresh else _read(pack)
-            if ready is not None:
+            ready = _read(pack)
+            # Fresh for all who ask at once (the workers of a run): whoever was first has made it.
+            if ready is not None and not (fresh and os.stat(pack).st_mtime_ns <= asked):
                 return ready
-            password = _make(binaries, account, pack, deadline)
+            password = _make(_Maker(binaries, account, deadline), pack)
     except Timeout as exc:
         raise ServerStartError(
             f"another run has been preparing {pack} for {deadline.waited:.0f}s; remove {lock.lock_file} if it hangs"
         ) from exc
+    except OSError as exc:
+        raise ServerStartError(f"cannot prepare a data folder in {cache}: {exc}{_space(cache)}") from exc
     return Template(pack=pack, password=password, took=time.perf_counter() - began)
 
 
-def _make(binaries: Binaries, account: Account, pack: str, deadline: Deadline) -> str:
+def _make(maker: _Maker, pack: str) -> str:
     cache = os.path.dirname(pack)
     _forget_debris(cache)
-    with _workshop(cache, account) as folder:
-        password = secrets.token_hex(16)
-        password_file = os.path.join(folder, "password")
-        _write(password_file, password, account)
-        data = os.path.join(folder, "data")
-        _initdb(binaries, account, data, password_file, deadline)
-        _cheapen_password(binaries, account, data, password, deadline)
-        made = os.path.join(cache, f"{os.path.basename(folder)}.pack")
+    _forget_old(cache)
+    with _workshop(cache, maker.account) as folder:
+        # Kept when there is one: a run that has just read it may be about to start a server from the old pack or the new.
+        kept = _read_password(pack)
+        password = kept or secrets.token_hex(16)
+        _initdb(maker, folder, password)
+        _cheapen_password(maker, folder, password)
+        made = f"{folder}.pack"
         try:
-            datadir.pack(data, made)
-            # The pack is the commit mark, so the password goes first: a reader that sees the pack sees its password.
-            _write(f"{made}.password", password, None)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(pack)
-            os.rename(f"{made}.password", f"{pack}.password")
+            datadir.pack(os.path.join(folder, "data"), made)
+            if not kept:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(pack)
+                # The pack is the commit mark, so the password goes first: a reader that sees the pack sees its password.
+                _write(f"{made}.password", password, None)
+                os.rename(f"{made}.password", f"{pack}.password")
             os.rename(made, pack)
-        except OSError as exc:
-            raise ServerStartError(f"cannot keep the prepared data folder: {exc}{_space(cache)}") from exc
         finally:
             for leftover in (made, f"{made}.password"):
                 with contextlib.suppress(FileNotFoundError):
@@ -140,6 +160,25 @@ def _forget_debris(cache: str) -> None:
                 os.unlink(path)
 
 
+def _forget_old(cache: str) -> None:
+    """Remove data and copied programs that no run has used for long: each version of a server leaves 24 MB or more."""
+    import shutil
+
+    before = time.time() - KEPT_FOR
+    keys = set()
+    for pack in glob.glob(os.path.join(glob.escape(cache), "data-*.pack")):
+        seen = os.stat(pack)
+        if max(seen.st_atime, seen.st_mtime) > before:
+            keys.add(os.path.basename(pack).split("-")[2])
+            continue
+        for path in (pack, f"{pack}.password", f"{pack}.lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+    for copy in glob.glob(os.path.join(glob.escape(cache), "binaries-*")):
+        if copy.rpartition("-")[2] not in keys and os.stat(copy).st_mtime <= before:
+            shutil.rmtree(copy, ignore_errors=True)
+
+
 def _write(path: str, text: str, account: Account | None) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -150,71 +189,96 @@ def _write(path: str, text: str, account: Account | None) -> None:
         os.close(fd)
 
 
-def _initdb(binaries: Binaries, account: Account, data: str, password_file: str, deadline: Deadline) -> None:
+def _initdb(maker: _Maker, folder: str, password: str) -> None:
+    data, password_file = os.path.join(folder, "data"), os.path.join(folder, "password")
+    _write(password_file, password, maker.account)
     code, said = 1, ""
-    for locale in LOCALES:
-        argv = [binaries.path("initdb"), "-D", data, f"--locale={locale}", f"--pwfile={password_file}", *INITDB]
-        code, said = _run(argv, binaries, account, deadline)
+    for locale in [locale for since, locale in LOCALES if maker.binaries.major >= since]:
+        argv = [maker.binaries.path("initdb"), "-D", data, *locale, f"--pwfile={password_file}", *INITDB]
+        code, said = maker.run(argv, folder)
         if code == 0:
             return
-        if "locale" not in said:
+        if NO_LOCALE not in said:
             break
     if NO_NAME in said:
         raise ServerStartError(
-            f"uid {account.uid} has no name on this machine and initdb wants one; set PGSHARE_DSN to a server, run as a user "
-            "with a passwd entry, or allow user namespaces",
+            f"uid {maker.account.uid} has no name on this machine and initdb wants one; set PGSHARE_DSN to a server, run as a user "
+            "with a passwd entry, install libnss-wrapper, or allow user namespaces",
             returncode=code,
             log_tail=said,
         )
     raise ServerStartError(f"initdb ended with status {code}{_space(data)}", returncode=code, log_tail=said)
 
 
-def _cheapen_password(binaries: Binaries, account: Account, data: str, password: str, deadline: Deadline) -> None:
+def _cheapen_password(maker: _Maker, folder: str, password: str) -> None:
     """Store the random password with one SCRAM iteration: the first connection of every run pays for each of them."""
-    argv = [binaries.path("postgres"), "--single", "-D", data, "-c", "fsync=off", DATABASE]
-    code, said = _run(argv, binaries, account, deadline, f"alter role {USER} password '{scram_verifier(password)}'\n")
+    data = os.path.join(folder, "data")
+    argv = [maker.binaries.path("postgres"), "--single", "-D", data, "-c", "fsync=off", DATABASE]
+    code, said = maker.run(argv, folder, f"alter role {USER} password '{scram_verifier(password)}'\n")
     if code:
         raise ServerStartError(f"postgres --single ended with status {code}{_space(data)}", returncode=code, log_tail=said)
 
 
-def _run(argv: list[str], binaries: Binaries, account: Account, deadline: Deadline, said: str = "") -> tuple[int, str]:
-    """Run a server program as the server's user, with ``said`` on its standard input; return its status and its last words."""
-    code, answer = _run_once(argv, binaries, account, deadline, said)
-    if code and NO_NAME in answer and not account.drop:
-        named, told = _run_once([*_with_a_name(), *argv], binaries, account, deadline, said)
-        if NO_NAMESPACE not in told:
-            return named, told
-    return code, answer
+class _Maker(NamedTuple):
+    """Runs a server's programs as the server's user."""
+
+    binaries: Binaries
+    account: Account
+    deadline: Deadline
+
+    def run(self, argv: list[str], folder: str, said: str = "") -> tuple[int, str]:
+        """Run a program with ``said`` on its standard input; return its status and its last words.
+
+        A user without a name gets one, for this program alone, by the first way that works.
+        """
+        code, answer = self._run_once(argv, {}, said)
+        if code and NO_NAME in answer and not self.account.drop:
+            for prefix, env in _ways_to_a_name(folder):
+                named, told = self._run_once([*prefix, *argv], env, said)
+                if NO_NAMESPACE not in told and NO_NAME not in told:
+                    return named, told
+        return code, answer
+
+    def _run_once(self, argv: list[str], env: dict[str, str], said: str) -> tuple[int, str]:
+        import subprocess
+
+        uid, gid = self.account.for_child
+        timeout = max(10.0, self.deadline.left)
+        try:
+            program = subprocess.Popen(
+                argv,
+                env={**child_env(self.binaries), **env},
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                user=uid,
+                group=gid,
+                extra_groups=[] if self.account.drop else None,
+                umask=0o077,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise ServerStartError(f"cannot run {argv[0]}: {exc}") from exc
+        with program:
+            try:
+                output = program.communicate(said.encode(), timeout=timeout)[0]
+            except BaseException as exc:
+                _kill_session(program.pid)
+                if isinstance(exc, subprocess.TimeoutExpired):
+                    tail = _text(program.communicate()[0])
+                    name = os.path.basename(argv[0])
+                    raise ServerStartError(f"{name} was still running after {timeout:.0f}s", log_tail=tail) from exc
+                raise
+        return program.returncode, _text(output)
 
 
-def _run_once(argv: list[str], binaries: Binaries, account: Account, deadline: Deadline, said: str = "") -> tuple[int, str]:
-    """Run a server program once."""
-    import subprocess
+def _kill_session(pid: int) -> None:
+    """End a program with what it has started: initdb's servers are in its process group."""
+    import signal
 
-    uid, gid = account.for_child
-    try:
-        done = subprocess.run(
-            argv,
-            env=child_env(binaries),
-            cwd="/",
-            input=said.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=max(10.0, deadline.left),
-            check=False,
-            user=uid,
-            group=gid,
-            extra_groups=[] if account.drop else None,
-            umask=0o077,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as exc:
-        raise ServerStartError(
-            f"{os.path.basename(argv[0])} was still running after {exc.timeout:.0f}s", log_tail=_text(exc.stdout)
-        ) from exc
-    except OSError as exc:
-        raise ServerStartError(f"cannot run {argv[0]}: {exc}") from exc
-    return done.returncode, _text(done.stdout)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def _text(output: bytes | None) -> str:
@@ -224,6 +288,21 @@ def _text(output: bytes | None) -> str:
 def _space(path: str) -> str:
     free = free_bytes(path)
     return "" if free >= NEEDED else f"; {free >> 20} MiB ({free} bytes) are free at {path}, {NEEDED >> 20} MiB are needed"
+
+
+def _ways_to_a_name(folder: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield (command prefix, environment) by which this uid may have a name: a library that answers for the system, a namespace."""
+    for pattern in NAME_LIBRARIES:
+        for library in glob.glob(pattern):
+            entries = {"passwd": f"{USER}:x:{os.geteuid()}:{os.getegid()}::/:/bin/false\n", "group": f"{USER}:x:{os.getegid()}:\n"}
+            for name, text in entries.items():
+                with contextlib.suppress(FileExistsError):
+                    _write(os.path.join(folder, name), text, None)
+            files = {f"NSS_WRAPPER_{name.upper()}": os.path.join(folder, name) for name in entries}
+            yield [], {"LD_PRELOAD": library, **files}
+    prefix = _with_a_name()
+    if prefix:
+        yield prefix, {}
 
 
 def _with_a_name() -> list[str]:
