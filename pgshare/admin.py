@@ -58,16 +58,16 @@ class Admin:
         conn.execute(f"{OWN_SETTINGS}set idle_session_timeout = 0; set application_name = '{self._application_name}'; {lock}")
         return conn
 
-    def execute(self, statement: bytes) -> None:
-        """Execute ``statement``; once more on a new connection when the server had ended the one that we had."""
+    def execute(self, statement: bytes) -> psycopg.Cursor:
+        """Return the results of ``statement``; tried once more on a new connection when the server had ended ours."""
         import psycopg
 
         try:
-            self.conn.execute(statement)
+            return self.conn.execute(statement)
         except psycopg.OperationalError:
             if not self.is_broken:
                 raise
-            self.conn.execute(statement)
+            return self.conn.execute(statement)
 
     @property
     def is_broken(self) -> bool:

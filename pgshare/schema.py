@@ -226,29 +226,32 @@ class SchemaFactory:
         self._close_spare()
         report = Report(test=schema.test)
         deadline = Deadline.after(timeout)
-        if not self._try_drop(schema, QUICK_LOCK_WAIT):
+        rest = self._try_drop(schema, QUICK_LOCK_WAIT)
+        if rest is None:
             # Backends of connections that were just closed go by themselves.
             sessions.wait_gone(self.admin.conn, self._holders(schema), sessions.GRACE)
-            while not self._force(schema, report, deadline):
-                pass
-        self._end_the_rest(schema, report, deadline)
+        while rest is None:
+            rest = self._force(schema, report, deadline)
+        if rest:
+            self._end_the_rest(rest, report, deadline)
         return report
 
-    def _try_drop(self, schema: Schema, lock_wait: float) -> bool:
-        """Drop the schema in one round trip; False when somebody is in the way."""
+    def _try_drop(self, schema: Schema, lock_wait: float) -> list[Session] | None:
+        """Drop the schema in one round trip and return its sessions that are still there; None when somebody is in the way."""
         from psycopg import errors, sql
 
-        statement = sql.SQL("set local lock_timeout = {wait}; drop schema if exists {name} cascade").format(
-            wait=sql.Literal(f"{round(lock_wait * 1000)}ms"), name=sql.Identifier(schema.name)
-        )
+        text = f"set local lock_timeout = '{round(lock_wait * 1000)}ms'; drop schema if exists \"{schema.name}\" cascade"
+        if schema.application_name is not None:
+            app = sql.Literal(schema.application_name).as_string(self.admin.conn)
+            text += f"; {sessions.BY_NAME % {'app': app}}"
         try:
-            self.admin.execute(statement.as_bytes(self.admin.conn))
+            cursor = self.admin.execute(text.encode())
         except (errors.LockNotAvailable, errors.DeadlockDetected, errors.ObjectInUse):
-            return False
-        return True
+            return None
+        return sessions.rows(cursor) if schema.application_name is not None else []
 
-    def _force(self, schema: Schema, report: Report, deadline: Deadline) -> bool:
-        """End the sessions in the way and try once more; True when the schema is gone."""
+    def _force(self, schema: Schema, report: Report, deadline: Deadline) -> list[Session] | None:
+        """End the sessions in the way and try once more; the same results."""
         from psycopg import errors
 
         holders = self._holders(schema)
@@ -260,11 +263,10 @@ class SchemaFactory:
         self._refuse_prepared(schema, report)
         # Ended sessions may reconnect at once: DROP queues for its locks before they are back, and new ones queue behind it. Where
         # no client is in the way it is an autovacuum, which gives way to a lock that waits longer than deadlock_timeout.
-        if self._try_drop(schema, LOCK_WAIT if holders else AUTOVACUUM_WAIT):
-            return True
-        if deadline.expired:
+        rest = self._try_drop(schema, LOCK_WAIT if holders else AUTOVACUUM_WAIT)
+        if rest is None and deadline.expired:
             raise self._leftover(schema, self._holders(schema), f"still locked after {deadline.waited:.1f}s")
-        return False
+        return rest
 
     def _holders(self, schema: Schema) -> list[Session]:
         conn = self.admin.conn
@@ -288,15 +290,10 @@ class SchemaFactory:
             holders=[str(session) for session in holders] or ["nobody whom this role can see"],
         )
 
-    def _end_the_rest(self, schema: Schema, report: Report, deadline: Deadline) -> None:
+    def _end_the_rest(self, rest: list[Session], report: Report, deadline: Deadline) -> None:
         """Report and end what is still connected: the schema is gone, so nothing useful can come of it."""
         from psycopg import errors
 
-        if schema.application_name is None:
-            return
-        rest = sessions.find(self.admin.conn, sessions.BY_NAME, app=schema.application_name)
-        if not rest:
-            return
         rest = sessions.wait_gone(self.admin.conn, rest, sessions.GRACE)
         report.add(rest)
         with contextlib.suppress(errors.InsufficientPrivilege):
