@@ -36,6 +36,8 @@ def server_command(  # noqa: PLR0913  # one value per fact of a server
     binaries: Binaries, data: str, socket_dir: str, *, port: int, tcp: bool, nonce: str, extra: Mapping[str, str] | None = None
 ) -> list[str]:
     """Return the server's argv for throwaway data; ``extra`` settings win."""
+    # Since 18 a server starts processes for reading ahead; small data in memory gain nothing by them, and each costs its fork.
+    newer = {"io_method": "sync"} if binaries.major >= 18 else {}
     settings = {
         # Nothing here survives the run, so nothing is flushed.
         "fsync": "off",
@@ -60,6 +62,7 @@ def server_command(  # noqa: PLR0913  # one value per fact of a server
         "timezone": "UTC",
         # Read back through every new server's first connection: it proves that what answers is what we started.
         "pgshare.nonce": nonce,
+        **newer,
         **(extra or {}),
     }
     argv = [binaries.path("postgres"), "-D", data]

@@ -115,8 +115,8 @@ def write_marker(folder: str, run_id: str) -> None:
 
 
 def _short(folder: str, run_id: str) -> str:
-    """Return ``folder`` where a socket fits into it, else a short private place (limits are bytes)."""
-    if len(os.fsencode(folder)) + len("/s") <= SOCKET_FOLDER_LIMIT:
+    """Return ``folder`` where a socket fits into it, else a short private place (limits are bytes; a comma ends a name)."""
+    if len(os.fsencode(folder)) + len("/s") <= SOCKET_FOLDER_LIMIT and "," not in folder:
         return folder
     return f"/var/tmp/{PREFIX}-{os.geteuid()}/s/{run_id}"  # noqa: S108  # private: made 0700 and owner-checked
 
@@ -124,15 +124,22 @@ def _short(folder: str, run_id: str) -> str:
 def state_root(state_dir: str | None, env: Mapping[str, str]) -> str:
     """Return the folder for runs and caches: the setting, else per user; for root a place its server's user can reach."""
     if state_dir:
+        if not has_plain_name(state_dir):
+            raise SettingError(f"PGSHARE_STATE_DIR={state_dir!r} holds a control character or is not UTF-8; name another folder")
         return os.path.abspath(state_dir)
     uid = os.geteuid()
     fallback = f"/var/tmp/{PREFIX}-{uid}"  # noqa: S108  # private: made 0711/0700, owner- and symlink-checked
     if uid == 0:
         return fallback
     home = env.get("XDG_STATE_HOME") or (os.path.join(env["HOME"], ".local", "state") if env.get("HOME") else "")
-    if not os.path.isabs(home) or not _is_usable(home, uid):
+    if not os.path.isabs(home) or not has_plain_name(home) or not _is_usable(home, uid):
         return fallback
     return os.path.join(home, PREFIX)
+
+
+def has_plain_name(path: str) -> bool:
+    """Return whether servers and drivers can take this path: UTF-8 without control characters."""
+    return not any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF for char in path)
 
 
 def _is_usable(folder: str, uid: int) -> bool:

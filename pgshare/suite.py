@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pgshare.deadline import Deadline, hang_budget
 from pgshare.errors import LeftoverError, ServerStartError, SettingError
 from pgshare.ports import ATTEMPTS, free_ports
-from pgshare.run import SOCKET_FOLDER_LIMIT, Run, cache_folder
+from pgshare.run import SOCKET_FOLDER_LIMIT, Run, cache_folder, has_plain_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -346,7 +346,9 @@ def check_state_folder(cache: str, account: Account, *, name: str) -> None:
 
 
 def check_socket_folder(folder: str, *, name: str) -> None:
-    """Raise SettingError, before anything is made, for a folder whose path is too long for a socket."""
+    """Raise SettingError, before a server is made, for a folder that cannot hold a socket: its path is too long or odd."""
+    if "," in folder or not has_plain_name(folder):
+        raise SettingError(f"{name}: {folder!r} holds a comma or a control character; name another folder")
     length = len(os.fsencode(folder))
     if length > SOCKET_FOLDER_LIMIT:
         raise SettingError(
