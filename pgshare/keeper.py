@@ -229,7 +229,7 @@ else:
 GOODBYE = -1
 
 
-def _fork_sweeper(folder: str) -> int:
+def _fork_sweeper(folder: str, sockets: str) -> int:
     """Fork the process that cleans when the keeper is killed; return the pipe end on which to say goodbye."""
     keeper = child.identity(os.getpid())
     read_end, write_end = os.pipe()
@@ -239,11 +239,11 @@ def _fork_sweeper(folder: str) -> int:
     os.close(write_end)
     os.close(LISTENER)
     os.setsid()
-    _sweep(read_end, keeper, folder)
+    _sweep(read_end, keeper, folder, sockets)
     os._exit(0)
 
 
-def _sweep(read_end: int, keeper: Identity | None, folder: str) -> None:
+def _sweep(read_end: int, keeper: Identity | None, folder: str, sockets: str) -> None:
     pidfd = child.open_pidfd(keeper) if keeper is not None else -1
     # A child that the keeper was forking holds the pipe's other end for a moment: the pidfd does not wait for it.
     select.select([fd for fd in (read_end, pidfd) if fd >= 0], [], [])
@@ -253,7 +253,11 @@ def _sweep(read_end: int, keeper: Identity | None, folder: str) -> None:
     except BlockingIOError:
         said = b""
     if not said:
-        for problem in reaper.recover(folder):
+        run_id = reaper.read_marker(folder)
+        problems = reaper.recover(folder)
+        if not problems and sockets != folder and run_id is not None and reaper.read_marker(sockets) == run_id:
+            reaper.remove_tree(sockets)  # the short folder for sockets, where the run's own path was too long for one
+        for problem in problems:
             os.write(2, f"sweeper: {problem}\n".encode())
 
 
@@ -264,7 +268,7 @@ def main(argv: list[str]) -> None:
     os.setsid()
     child.reset_signals()
     ignore_terminal()
-    GOODBYE = _fork_sweeper(folder)
+    GOODBYE = _fork_sweeper(folder, sockets)
     os.chdir("/")
     keeper = Keeper(folder, sockets, run_id, (boot, int(pid), int(start)))
     try:

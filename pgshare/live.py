@@ -30,6 +30,9 @@ class Live:
     """The state of one process of a run. ``is_controller``: it leaves last and ends the run."""
 
     def __init__(self, settings: Settings, rootdir: str, workerinput: Mapping[str, object] | None, worker: str) -> None:
+        if settings.state_dir:
+            # Meant from where the run was started: tests may change the folder before the first live one.
+            settings = settings._replace(state_dir=os.path.abspath(settings.state_dir))
         self.settings, self.rootdir = settings, rootdir
         self._workerinput, self._worker = workerinput, worker
         self.is_controller = workerinput is None

@@ -83,7 +83,13 @@ class Run:
         return os.path.join(self.folder, "keeper.log")
 
     def make_folders(self) -> None:
-        """Make the run's folders, private and marked as ours."""
+        """Make the run's folders, private and marked as ours; SettingError where the state folder takes none."""
+        try:
+            self._make_folders()
+        except OSError as exc:
+            raise _unusable(self.folder, exc) from exc
+
+    def _make_folders(self) -> None:
         mode = 0o711 if os.geteuid() == 0 else 0o700
         make_top(os.path.dirname(os.path.dirname(self.folder)), mode)
         ensure_private(os.path.dirname(self.folder), mode)
@@ -157,8 +163,15 @@ def cache_folder(state_dir: str | None, env: Mapping[str, str]) -> str:
     top = state_root(state_dir, env)
     make_top(top, 0o711 if os.geteuid() == 0 else 0o700)
     folder = os.path.join(top, "cache")
-    ensure_private(folder, 0o711 if os.geteuid() == 0 else 0o700)
+    try:
+        ensure_private(folder, 0o711 if os.geteuid() == 0 else 0o700)
+    except OSError as exc:
+        raise _unusable(folder, exc) from exc
     return folder
+
+
+def _unusable(folder: str, exc: OSError) -> SettingError:
+    return SettingError(f"cannot use {folder!r} for runs and caches: {exc.strerror}; set PGSHARE_STATE_DIR to a folder of yours")
 
 
 def make_top(folder: str, mode: int) -> None:
@@ -167,9 +180,7 @@ def make_top(folder: str, mode: int) -> None:
         os.makedirs(os.path.dirname(folder), exist_ok=True)
         ensure_private(folder, mode)
     except OSError as exc:
-        raise SettingError(
-            f"cannot use {folder!r} for runs and caches: {exc.strerror}; set PGSHARE_STATE_DIR to a folder of yours"
-        ) from exc
+        raise _unusable(folder, exc) from exc
 
 
 def ensure_private(folder: str, mode: int) -> None:

@@ -242,3 +242,16 @@ def test_an_idle_keeper_uses_no_processor_time(run):
         conn.execute("select pg_sleep(1)")  # the server passes the time; nothing here does
         assert ticks() - before <= 5  # of 100 in a second
     held.leave()
+
+
+def test_the_short_folder_for_sockets_goes_with_a_killed_keeper(state_dir):
+    """Where the run's own path is too long for a socket."""
+    long = os.path.join(state_dir, "x" * 90)
+    run = Run.new(long)
+    server, held = suite.shared_postgres(run, Settings(state_dir=long))
+    assert run.sockets != run.folder
+    assert os.path.isdir(run.sockets)
+    os.kill(held.status()["pid"], signal.SIGKILL)
+    until("the end of both folders", lambda: not os.path.exists(run.folder) and not os.path.exists(run.sockets))
+    held.close()
+    assert server.pid

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from pgshare.ports import free_ports
@@ -207,7 +209,14 @@ def test_foreign_pg_variables_do_not_reach_a_server_of_ours_and_come_back(projec
         """,
     )
     result = project.run(
-        "-s", PGSERVICE="nope", PGHOST="elsewhere.invalid", PGOPTIONS="-c search_path=nope", PGUSER="x", PGSSLMODE="verify-full"
+        "-s",
+        PGTZ="bad",
+        PGDATESTYLE="worse",
+        PGSERVICE="nope",
+        PGHOST="elsewhere.invalid",
+        PGOPTIONS="-c search_path=nope",
+        PGUSER="x",
+        PGSSLMODE="verify-full",
     )
     assert result.code == 0, result.out
     assert "after: nope" in result.out
@@ -255,3 +264,17 @@ def test_ids_of_any_length_and_script_get_schemas_of_their_own_that_say_whose_th
         result = project.run("-W", "error", *workers)
         assert result.code == 0, result.out
         assert result.count("passed") == 8
+
+
+def test_a_relative_state_folder_is_meant_from_where_the_run_was_started(project):
+    project.write(
+        test_a="""
+        import os
+        def test_1_elsewhere(tmp_path): os.chdir(tmp_path)
+        def test_2_live(pg_conn, tmp_path): assert not os.path.exists("state")
+        """
+    )
+    relative = os.path.relpath(project.state, project.folder)
+    result = project.run(PGSHARE_STATE_DIR=relative)
+    assert result.code == 0, result.out
+    assert project.residue() == []

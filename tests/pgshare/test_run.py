@@ -93,3 +93,17 @@ def test_a_state_folder_that_cannot_be_made_is_a_setting_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match="for runs and caches: .*; set PGSHARE_STATE_DIR to a folder of yours"):
         cache_folder(str(tmp_path / "file" / "below"), {})
+
+
+@pytest.mark.parametrize("use", [lambda top: Run.new(top).make_folders(), lambda top: cache_folder(top, {})], ids=["run", "cache"])
+def test_a_state_folder_that_takes_nothing_is_a_setting_error(tmp_path, monkeypatch, use):
+    real = os.mkdir
+
+    def read_only(path, *args, **names):
+        if str(path).startswith(f"{tmp_path}/"):
+            raise OSError(30, "Read-only file system", path)
+        return real(path, *args, **names)
+
+    monkeypatch.setattr(os, "mkdir", read_only)
+    with pytest.raises(SettingError, match="cannot use .* for runs and caches: Read-only file system; set PGSHARE_STATE_DIR"):
+        use(str(tmp_path))
