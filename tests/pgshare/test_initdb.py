@@ -12,6 +12,7 @@ import pgshare
 from pgshare import datadir, initdb
 from pgshare.account import current_account
 from pgshare.binaries import find_binaries, list_binaries, readable_copy
+from pgshare.child import identity
 from pgshare.deadline import Deadline, NotYet, poll
 from pgshare.errors import ServerStartError
 from pgshare.settings import Settings
@@ -153,7 +154,7 @@ def test_a_failure_that_has_nothing_to_do_with_locales_is_not_tried_again(cold):
 
 
 def gone(pid):
-    if os.path.exists(f"/proc/{pid}"):
+    if identity(pid) is not None:  # a zombie whose new parent takes its time is dead
         raise NotYet(f"process {pid}")
 
 
