@@ -115,14 +115,22 @@ def _external(settings: Settings, env: Mapping[str, str], *, keep_conn: bool) ->
 
     began = time.perf_counter()
     name = settings.named("dsn")
-    parts = conninfo.fill_from_env(conninfo.parse(settings.dsn or "", name=name), env)
-    dsn = conninfo.build(parts)
-    facts, conn = probe.open_probed(dsn, Deadline.after(settings.wait), name=name)
+    own = conninfo.parse(settings.dsn or "", name=name)
+    parts = conninfo.fill_from_env(own, env)
+    if parts != own:
+        conninfo.parse(conninfo.build(parts), name=f"{name}, filled in from PG* variables,")
+    facts, conn = probe.open_probed(conninfo.build(parts), Deadline.after(settings.wait), name=name)
     try:
         probe.check_usable(facts, name=name)
+        if "service" in parts:
+            parts = conninfo.fill_from_service(parts, probe.effective(conn), env)
+            conninfo.refuse_search_path(
+                "" if "options" in own else parts.get("options", ""), source=f"service {parts['service']!r} (of {name})"
+            )
     except SettingError:
         conn.close()
         raise
+    dsn = conninfo.build(parts)
     if not keep_conn:
         conn.close()
     postgres = Postgres(
@@ -167,7 +175,8 @@ def isolated_schema(dsn: str, *, test: str = "", settings: Settings | None = Non
     from pgshare.sessions import ConnectionLeakWarning
     from pgshare.settings import Settings as Made
 
-    found = (Made() if settings is None else settings)._replace(dsn=dsn)
+    given = Made() if settings is None else settings
+    found = given._replace(dsn=dsn, sources={**given.sources, "dsn": "the DSN given to isolated_schema"})
     run = Run.new(found.state_dir)
     acquired = acquire(run, found, keep_conn=True)
     factory = SchemaFactory(acquired.postgres, run, found, pgoptions=os.environ.get("PGOPTIONS", ""), conn=acquired.conn)

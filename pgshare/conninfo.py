@@ -16,8 +16,14 @@ if TYPE_CHECKING:
 
 SECRETS = ("password", "sslpassword", "oauth_client_secret")
 HIDDEN = "***"
+SERVICE_KEYS = ("host", "port", "user", "password", "dbname", "options", "sslmode", "sslrootcert", "sslcert", "sslkey")
+# The server's one-letter switches that take a value (getopt in process_postgres_switches); the others may be joined: -Oc x=y.
+WITH_VALUE = "BbCcDdfhkNprStvW-"
 # What the server takes for a blank between the words of ``options`` (isspace in the C locale).
 BLANKS = " \t\n\v\f\r"
+URI = ("postgresql://", "postgres://")
+# What people copy from the settings of SQLAlchemy and of Java.
+FOREIGN = re.compile(r"jdbc:|postgres(ql)?\+\w+://")
 NAME_LIMIT = 63  # bytes of an identifier; the server cuts longer ones without a word
 
 
@@ -26,15 +32,43 @@ def parse(dsn: str, *, name: str) -> dict[str, str]:
     from psycopg import ProgrammingError
     from psycopg.conninfo import conninfo_to_dict
 
+    parts: dict[str, str] = {}
     try:
-        return {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+        parts = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
     except ProgrammingError as exc:
         # libpq quotes the token it stumbled over, which may be half a password.
         reason = re.sub(r'"[^"]*("|$)', '"..."', str(exc)).strip()
+        if FOREIGN.match(dsn):
+            reason = "it is the URL of another library, and libpq knows neither 'jdbc:' nor a '+driver'"
+    except UnicodeEncodeError:
+        reason = "it is not UTF-8"
+    else:
+        reason = _misread(dsn, parts)
+    if reason:
         raise SettingError(
             f"{name} is not a connection string: {reason}; write postgresql://user:password@host:5432/dbname "
             "(percent-encode special characters) or host=... user=... password='...'"
-        ) from None
+        )
+    return parts
+
+
+def _misread(dsn: str, parts: Mapping[str, str]) -> str:
+    """Return why libpq's reading is not what was meant; blank when it is. Without it, messages would show half a password.
+
+    In postgresql://u:pass/word@h and postgresql://u:pass@word@h libpq finds a host, a port or a database name called "word".
+    """
+    if "\0" in dsn:
+        return "it has a NUL, where libpq would stop reading"
+    _, is_uri, rest = dsn.partition("://") if dsn.startswith(URI) else ("", "", "")
+    login, has_login, address = rest.partition("?")[0].partition("@")
+    if is_uri and has_login and ("/" in login or "@" in address):
+        return "its user, password or database name has an '@' or '/' of its own, to be written %40 or %2F"
+    if any("@" in host[1:] for host in parts.get("host", "").split(",")):
+        return "its host has an '@'; in a password that is written %40"
+    ports = [port.strip() for port in parts.get("port", "").split(",")]
+    if not all(port == "" or (port.isascii() and port.isdigit() and 0 < int(port) < 65536) for port in ports):
+        return "its port is not a number from 1 to 65535"
+    return ""
 
 
 def build(parts: Mapping[str, str]) -> str:
@@ -47,7 +81,8 @@ def build(parts: Mapping[str, str]) -> str:
 def to_uri(parts: Mapping[str, str], scheme: str = "postgresql") -> str:
     """Return the URI form: every special character percent-encoded (a blank is ``%20``), a socket folder as ``host`` parameter."""
     rest = dict(parts)
-    user, password = rest.pop("user", ""), rest.pop("password", "")
+    # An empty value means something else than a missing one; only the query can say it.
+    user, password = (rest.pop(key) if rest.get(key) else "" for key in ("user", "password"))
     login = _encode(user) + (f":{_encode(password)}" if password else "") + ("@" if user or password else "")
     hosts, ports = rest.pop("host", "").split(","), rest.pop("port", "").split(",")
     database = _encode(rest.pop("dbname", ""))
@@ -61,7 +96,8 @@ def to_uri(parts: Mapping[str, str], scheme: str = "postgresql") -> str:
 
 
 def _address(host: str, port: str) -> str:
-    shown = f"[{host}]" if ":" in host and not host.startswith("/") else _encode(host)
+    # Percent-encoded inside the brackets too: an address with a zone (fe80::1%eth0) has a percent sign.
+    shown = f"[{quote(host, safe=':')}]" if ":" in host and not host.startswith("/") else _encode(host)
     return f"{shown}:{port}" if port else shown
 
 
@@ -124,14 +160,36 @@ def with_search_path(
     """
     parts = parse(dsn, name=name)
     source, taken = (f"{name} (its options)", parts["options"]) if "options" in parts else ("PGOPTIONS", pgoptions)
-    for setting in settings_in(taken):
-        if setting == "search_path":
-            raise SettingError(f"{source} already sets search_path; remove it there, or name the schemas in PGSHARE_SCHEMAS")
+    refuse_search_path(taken, source=source)
     path = ",".join(quote_ident(schema) for schema in schemas)
-    parts["options"] = f"{taken} -c search_path={escape_word(path)}".strip()
+    parts["options"] = f"{_complete(taken)} -c search_path={escape_word(path)}".lstrip(BLANKS)
     if application_name is not None and "application_name" not in parts:
         parts["application_name"] = application_name
     return Dsn(build(parts))
+
+
+def refuse_search_path(options: str, *, source: str) -> None:
+    """Raise SettingError naming ``source`` when ``options`` sets a search_path: the test's schema must be the path."""
+    if "search_path" in settings_in(options):
+        raise SettingError(f"{source} already sets search_path; remove it there, or name the schemas in PGSHARE_SCHEMAS")
+
+
+def _complete(options: str) -> str:
+    """Return ``options`` without a last lone backslash: the server drops it, and here it would swallow the blank after it."""
+    lone = (len(options) - len(options.rstrip("\\"))) % 2
+    return options[:-1] if lone else options
+
+
+def fill_from_service(parts: Mapping[str, str], found: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
+    """Return ``parts`` with what libpq ``found`` in the service file for the keys that are missing.
+
+    ``options`` beside a service would replace the file's own without a word, and drivers that are not libpq read no such file.
+    """
+    filled = dict(parts)
+    for key, value in found.items():
+        if key in SERVICE_KEYS and not (key == "options" and value == env.get("PGOPTIONS")):
+            filled.setdefault(key, value)
+    return filled
 
 
 def quote_ident(name: str) -> str:
@@ -168,10 +226,11 @@ def settings_in(options: str) -> Iterator[str]:
     """Yield the names of the settings that ``options`` makes, spelled as the server spells them."""
     words = iter(split_words(options))
     for word in words:
-        if word == "-c":
-            assignment = next(words, "")
-        elif word.startswith(("-c", "--")):
-            assignment = word[2:]
-        else:
+        if not word.startswith("-"):
             continue
-        yield assignment.partition("=")[0].strip().lower().replace("-", "_")
+        letters = iter(word[1:])
+        for letter in letters:
+            if letter in WITH_VALUE:
+                assignment = "".join(letters) or next(words, "")
+                if letter in "c-":
+                    yield assignment.partition("=")[0].strip().lower().replace("-", "_")

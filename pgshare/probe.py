@@ -21,8 +21,14 @@ PASSING = re.compile(
     r"the database system is |too many clients|remaining connection slots|too many connections|no more connections allowed"
 )
 HOPELESS = re.compile(
-    r"invalid (integer value|\w+ value|port number|connection option)|is not supported|too long|definition of service"
+    r"invalid (integer value|\w+ value|port number|connection option)|not supported|too long|definition of service|service file"
+    # libpq's own words for a login or an encryption that this server and this DSN will never agree on.
+    r"|no password supplied|does not support SSL|certificate|private key file|channel binding required"
+    r"|authentication method requirement|GSSAPI|peer user name|requirepeer"
 )
+# What a pooler says to the startup setting that isolates.
+POOLER = "startup parameter"
+DIRECT = "goes through a connection pooler; name the server itself (its direct host and port)"
 PAUSES = (0.01, 0.02, 0.04, 0.08, 0.16)
 LONGEST = 0.25
 
@@ -42,11 +48,13 @@ class ServerFacts(NamedTuple):
     reserved: int
 
 
+# A server may serve its users a statement_timeout by role or database; our question is not for them to cut.
 FACTS = """
-select current_setting('server_version_num')::int, current_setting('server_version'),
+set statement_timeout = 0; select current_setting('server_version_num')::int, current_setting('server_version'),
        current_setting('server_encoding'), current_user::text, current_database()::text,
        has_database_privilege(current_database(), 'CREATE'), current_setting('default_transaction_read_only') = 'on',
        pg_is_in_recovery(), current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int
+       + coalesce(current_setting('reserved_connections', true)::int, 0)
 """
 
 
@@ -64,10 +72,17 @@ def connect(dsn: str, *, timeout: float = 10.0, **extra: object) -> psycopg.Conn
     import psycopg
 
     parts = conninfo.parse(dsn, name="dsn")
-    parts.setdefault("connect_timeout", str(max(2, round(timeout))))
+    parts["connect_timeout"] = _bounded(parts.get("connect_timeout", ""), max(2, round(timeout)))
     parts["client_encoding"] = "utf8"
     parts |= {key: str(value) for key, value in extra.items()}
     return psycopg.connect(conninfo.build(parts), autocommit=True)
+
+
+def _bounded(own: str, limit: int) -> str:
+    """Return the DSN's own connect_timeout where it is the shorter one (0 means for ever); libpq refuses what is no number."""
+    if not own:
+        return str(limit)
+    return own if not own.isdigit() or 0 < int(own) <= limit else str(limit)
 
 
 def probe_postgres(dsn: str, deadline: Deadline, *, name: str) -> ServerFacts:
@@ -85,21 +100,37 @@ def open_probed(dsn: str, deadline: Deadline, *, name: str) -> tuple[ServerFacts
     """
     import psycopg
 
+    tries = 0
+
     def attempt() -> psycopg.Connection:
+        nonlocal tries
+        tries += 1
         try:
             return connect(dsn, timeout=deadline.left)
-        except psycopg.OperationalError as exc:
-            if is_definite(exc):
-                raise SettingError(f"{name}: the server refused the connection: {reason(exc)}") from None
+        except psycopg.Error as exc:
+            if POOLER in str(exc):
+                raise SettingError(f"{name} {DIRECT}; it said: {reason(exc)}") from None
+            if is_definite(exc) or not isinstance(exc, psycopg.OperationalError):
+                count = f" ({tries} tries)" if tries > 1 else ""
+                raise SettingError(f"{name}: the server refused the connection: {reason(exc)}{count}") from None
             raise NotYet(reason(exc)) from None
 
     conn = poll(f"the server that {name} names", attempt, deadline, pauses=_pauses())
-    row = conn.execute(FACTS).fetchone()
-    if row is None:
+    try:
+        cursor = conn.execute(FACTS)
+        cursor.nextset()
+        row = cursor.fetchone()
+    except psycopg.Error as exc:
         conn.close()
-        raise SettingError(f"{name}: the server answered with nothing; is it Postgres?")
-    facts = ServerFacts(*(_text(value) for value in row))  # type: ignore[arg-type]  # the row's order is the fields' order
+        raise SettingError(f"{name}: the server does not answer as Postgres does: {reason(exc)}; name a Postgres server") from None
+    facts = ServerFacts(*(_text(value) for value in row or ()))  # type: ignore[arg-type]  # the row's order is the fields' order
     return facts, conn
+
+
+def effective(conn: psycopg.Connection) -> dict[str, str]:
+    """Return what libpq connected with, a service file's keys among it; only what differs from libpq's built-in defaults."""
+    found = ((option.keyword.decode(), option.val, option.compiled) for option in conn.pgconn.info)
+    return {key: value.decode() for key, value, built_in in found if value and value != built_in}
 
 
 def _pauses() -> Iterator[float]:
@@ -148,15 +179,19 @@ def prove_isolation(dsn: str, schema: str, *, name: str) -> psycopg.Connection:
     """
     import psycopg
 
-    way_out = f"{name} goes through a connection pooler; name the server itself (its direct host and port)"
+    way_out = f"{name} {DIRECT}"
     try:
         conn = psycopg.connect(dsn)
     except psycopg.OperationalError as exc:
-        if "startup parameter" in str(exc):
+        if POOLER in str(exc):
             raise SettingError(f"{way_out}; it said: {reason(exc)}") from None
         raise SettingError(f"{name}: cannot connect for a test: {reason(exc)}") from None
-    row = conn.execute("select current_schema()::text").fetchone()
-    conn.rollback()
+    try:
+        row = conn.execute("select current_schema()::text").fetchone()
+        conn.rollback()
+    except psycopg.Error as exc:
+        conn.close()
+        raise SettingError(f"{name}: a session for a test cannot tell its schema: {reason(exc)}") from None
     found = None if row is None else _text(row[0])
     if found != schema:
         conn.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 Kind = Literal["text", "switch", "seconds", "choice", "list"]
 WAIT, WAIT_IN_CI = 3.0, 30.0
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+# Kubernetes sets these in every pod of a namespace that has a service called "pgshare": somebody else's names, never ours.
+KUBERNETES = re.compile(r"PGSHARE_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)\Z")
 
 
 class Option(NamedTuple):
@@ -163,23 +166,29 @@ def resolve_settings(*, flags: Mapping[str, object], env: Mapping[str, str], tab
 def _find(
     option: Option, flags: Mapping[str, object], env: Mapping[str, str], table: Mapping[str, object]
 ) -> tuple[str, object] | None:
-    if flags.get(option.name) is not None:
-        return option.flag, flags[option.name]
-    if env.get(option.variable, "").strip():
-        return option.variable, env[option.variable].strip()
-    if option.in_table and option.name in table:
-        return f"[tool.pgshare] {option.name}", table[option.name]
+    """Return where the option is set, and to what. Blank is unset everywhere: ``--pg-dsn "$DSN"`` must not hide the rest."""
+    places = [(option.flag, flags.get(option.name)), (option.variable, env.get(option.variable))]
+    if option.in_table:
+        places.append((f"[tool.pgshare] {option.name}", table.get(option.name)))
+    for source, raw in places:
+        value = raw.strip() if isinstance(raw, str) else raw
+        if value not in (None, ""):
+            return source, value
     return None
 
 
 def _check_names(env: Mapping[str, str], table: Mapping[str, object]) -> None:
     keys = [option.name for option in OPTIONS if option.in_table]
     for key in table:
+        if key in BY_NAME and key not in keys:
+            raise SettingError(f"[tool.pgshare] cannot set {key!r}, which differs by machine; set {BY_NAME[key].variable}")
         if key not in keys:
             raise SettingError(f"[tool.pgshare] has an unknown key {key!r}{hint(key, keys)}")
     variables = [option.variable for option in OPTIONS]
-    for name in env:
-        if name.startswith("PGSHARE_") and name not in variables:
+    for name, value in env.items():
+        if not name.startswith("PGSHARE_") or name in variables or not value.strip():
+            continue
+        if not KUBERNETES.match(name):
             raise SettingError(f"the environment has an unknown variable {name}{hint(name, variables)}")
 
 
@@ -199,10 +208,11 @@ def _convert(option: Option, source: str, raw: object) -> object:
     if option.kind == "list":
         return _names(source, raw)
     if not isinstance(raw, str):
-        raise SettingError(f"{source} must be text, got {raw!r}")
+        shown = f"a {type(raw).__name__}" if option.name == "dsn" else repr(raw)  # a DSN may hold a password
+        raise SettingError(f"{source} must be text, got {shown}")
     if option.kind == "choice" and raw not in option.choices:
         raise SettingError(f"{source} must be one of {', '.join(option.choices)}, got {raw!r}")
-    return raw.strip() or None
+    return raw
 
 
 def _switch(source: str, raw: object) -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import socket
+import time
 
 import psycopg
 import pytest
@@ -37,6 +39,14 @@ def test_the_decision_is_a_pure_table(dsn, container, missing):
 def get(dsn, *, wait=0.05, env=None):
     settings = resolve_settings(flags={"wait": wait}, env={"PGSHARE_DSN": dsn}, table={})
     return acquire(Run.new(), settings, env or {}).postgres
+
+
+@pytest.fixture(scope="module")
+def own_tcp_dsn():
+    """A DSN over TCP to a server without SSL."""
+    with pgshare.suite_postgres(port=free_ports(1)[0], settings=Settings()) as server:
+        parts = conninfo.parse(server.dsn, name="x")
+        yield conninfo.build({**parts, "host": "127.0.0.1"})
 
 
 def test_a_container_is_a_named_outcome(tmp_path):
@@ -91,8 +101,66 @@ def test_a_missing_database_ends_at_once(live_dsn):
 
 
 def test_a_port_that_is_no_number_ends_at_once():
-    with pytest.raises(SettingError, match='invalid integer value "tcp://172.17.0.3:5432"'):
+    with pytest.raises(SettingError, match="PGSHARE_DSN is not a connection string: its port is not a number from 1 to 65535"):
         get("host=127.0.0.1 port=tcp://172.17.0.3:5432", wait=60)
+    with pytest.raises(SettingError, match=r"PGSHARE_DSN, filled in from PG\* variables, is not .* its port is not a number"):
+        get("host=127.0.0.1", wait=60, env={"PGPORT": "tcp://172.17.0.3:5432"})
+
+
+def test_a_missing_password_ends_at_once(own_server):
+    parts = conninfo.parse(own_server.dsn, name="x") | {"passfile": "/nowhere"}
+    del parts["password"]
+    with pytest.raises(SettingError, match="PGSHARE_DSN: the server refused the connection: .*no password supplied"):
+        get(conninfo.build(parts), wait=60)
+
+
+def test_encryption_that_the_server_does_not_have_ends_at_once(own_tcp_dsn):
+    with pytest.raises(SettingError, match="server does not support SSL"):
+        get(conninfo.build({**conninfo.parse(own_tcp_dsn, name="x"), "sslmode": "require"}), wait=60)
+
+
+def test_a_timeout_of_the_dsn_never_outlasts_the_wait():
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never says a word
+        began = time.monotonic()
+        with pytest.raises(NotReadyError) as caught:
+            get(f"host=127.0.0.1 port={silent.getsockname()[1]} connect_timeout=0", wait=0.3)
+    assert time.monotonic() - began < 10  # libpq's shortest timeout is 2 s; without ours it would be 130
+    assert "PGSHARE_DSN" in caught.value.what
+
+
+def test_options_of_a_service_file_stay_in_force(own_server, tmp_path, monkeypatch):
+    def write(options):
+        lines = [f"{key}={value}" for key, value in {**conninfo.parse(own_server.dsn, name="x"), "options": options}.items()]
+        (tmp_path / "services").write_text("[mine]\n" + "\n".join(lines) + "\n")
+
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    write("-c statement_timeout=77s")
+    with pgshare.isolated_schema("service=mine") as schema, schema.connect() as conn:
+        row = conn.execute("select current_schema(), current_setting('statement_timeout')").fetchone()
+        assert row == (schema.name, "77s")
+        # Said in the DSN, for drivers that read no service file.
+        assert schema.parts["host"] == conninfo.parse(own_server.dsn, name="x")["host"]
+    write("-c search_path=mine")
+    with pytest.raises(SettingError) as caught:
+        get("service=mine")
+    assert str(caught.value) == (
+        "service 'mine' (of PGSHARE_DSN) already sets search_path; remove it there, or name the schemas in PGSHARE_SCHEMAS"
+    )
+
+
+def test_pgoptions_beside_a_service_is_refused_under_its_own_name(own_server, tmp_path, monkeypatch):
+    lines = [f"{key}={value}" for key, value in conninfo.parse(own_server.dsn, name="x").items()]
+    (tmp_path / "services").write_text("[mine]\n" + "\n".join(lines) + "\n")
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    monkeypatch.setenv("PGOPTIONS", "-c search_path=mine")
+    with pytest.raises(SettingError, match="^PGOPTIONS already sets search_path"), pgshare.isolated_schema("service=mine"):
+        pass
+
+
+def test_a_dsn_given_to_a_function_is_named_so():
+    said = "^the DSN given to isolated_schema is not a connection string"
+    with pytest.raises(SettingError, match=said), pgshare.isolated_schema("nonsense"):
+        pass
 
 
 @pytest.mark.parametrize(

@@ -177,3 +177,79 @@ def test_hosts_and_socket_folders_survive(base):
     dsn = conninfo.with_search_path(base, ["s"], name="x")
     assert same(base, dsn, "options")
     assert conninfo_to_dict(conninfo.to_uri(conninfo_to_dict(dsn)))["host"] == conninfo_to_dict(base)["host"]
+
+
+WAY_OUT = (
+    "; write postgresql://user:password@host:5432/dbname (percent-encode special characters) or host=... user=... password='...'"
+)
+OF_ITS_OWN = "its user, password or database name has an '@' or '/' of its own, to be written %40 or %2F"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "reason"),
+    [
+        ("postgresql://u:secret/2@h/db", OF_ITS_OWN),
+        ("postgres://u:12/secret@h/db", OF_ITS_OWN),
+        ("postgresql://u:p@secret@h/db", OF_ITS_OWN),
+        ("postgresql://u:a?b@secret@h/db", "its host has an '@'; in a password that is written %40"),
+        ("postgresql://u:secret?@h:x/db", "its port is not a number from 1 to 65535"),
+        ("host=h port=tcp://172.17.0.3:5432 password=secret", "its port is not a number from 1 to 65535"),
+        ("host=h port=65536", "its port is not a number from 1 to 65535"),
+        ("host=h\0 password=secret", "it has a NUL, where libpq would stop reading"),
+        ("host=h password=secret\udcff", "it is not UTF-8"),
+        (
+            "postgresql+psycopg://u:secret@h/db",
+            "it is the URL of another library, and libpq knows neither 'jdbc:' nor a '+driver'",
+        ),
+        (
+            "jdbc:postgresql://h/db?password=secret",
+            "it is the URL of another library, and libpq knows neither 'jdbc:' nor a '+driver'",
+        ),
+    ],
+)
+def test_what_libpq_would_misread_is_refused_before_half_a_password_is_shown_as_a_host(dsn, reason):
+    with pytest.raises(SettingError) as caught:
+        conninfo.parse(dsn, name="PGSHARE_DSN")
+    assert str(caught.value) == f"PGSHARE_DSN is not a connection string: {reason}{WAY_OUT}"
+    assert conninfo.redact(dsn) == "<a connection string that does not parse>"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:a?b@h/db",
+        "postgresql://h/db?user=me@tenant",
+        "postgresql://me%40tenant:a%2Fb%40c@h/db%40x",
+        "postgresql://h1:1,h2:2/db",
+        "host=@abstract port=' 5432 '",
+        "host=h1,h2,h3 port=1,,3",
+        "service=s",
+        "",
+    ],
+)
+def test_what_libpq_reads_as_it_was_meant_is_read(dsn):
+    assert conninfo.parse(dsn, name="x") == conninfo_to_dict(dsn)
+
+
+@given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=40))
+def test_the_words_of_existing_options_stay_and_ours_come_last(taken):
+    if "search_path" in conninfo.settings_in(taken):
+        return
+    dsn = conninfo.with_search_path(conninfo.build({"options": taken}), ["T B\\"], name="x")
+    words = conninfo.split_words(conninfo.parse(dsn, name="x")["options"])
+    assert words == [*conninfo.split_words(taken), "-c", 'search_path="T B\\"']
+
+
+@pytest.mark.parametrize("taken", ["-Oc search_path=x", "-ecsearch_path=x", "-c\tsearch_path=x", "-d 1 -c search_path=x"])
+def test_a_search_path_behind_joined_switches_is_seen(taken):
+    with pytest.raises(SettingError, match="already sets search_path"):
+        conninfo.with_search_path(conninfo.build({"options": taken}), ["s"], name="x")
+
+
+def test_the_value_of_a_switch_is_no_setting():
+    assert list(conninfo.settings_in("-d -csearch_path=x -B 16 -c a.b=-csearch_path=y")) == ["a.b"]
+
+
+def test_an_empty_password_and_an_address_with_a_zone_survive_in_a_uri():
+    parts = {"user": "", "password": "", "host": "fe80::1%eth0", "port": "5432"}
+    assert conninfo.parse(conninfo.to_uri(parts), name="x") == parts

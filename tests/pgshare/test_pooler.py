@@ -37,7 +37,7 @@ def pooled(request, pool_mode, own_server):
     with open(config, "w") as file:
         file.write(
             f"[databases]\n* = host={parts['host']} port={parts['port']} user=postgres password={parts['password']}\n"
-            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\npool_mode = {pool_mode}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nauth_type = any\nadmin_users = postgres\npool_mode = {pool_mode}\n"
             f"unix_socket_dir =\nlogfile = {folder}/log\npidfile = {folder}/pid\n{request.param}\n"
         )
     account = current_account()
@@ -81,7 +81,7 @@ def test_a_pooler_is_refused_by_name_and_nothing_stays(pooled, own_server):
     with pytest.raises(SettingError) as caught, pgshare.isolated_schema(pooled) as schema, schema.connect() as conn:
         conn.execute("create table t (i int)")
     assert str(caught.value).startswith(
-        "PGSHARE_DSN goes through a connection pooler; name the server itself (its direct host and port); "
+        "the DSN given to isolated_schema goes through a connection pooler; name the server itself (its direct host and port); "
     )
     assert "options" in str(caught.value) or "because the search_path was dropped on the way" in str(caught.value)
     assert public(own_server) == before
@@ -90,3 +90,19 @@ def test_a_pooler_is_refused_by_name_and_nothing_stays(pooled, own_server):
 def test_a_sweep_refuses_to_go_through_it(pooled):
     with pytest.raises(SettingError, match="goes through a connection pooler"):
         sweep(pooled, apart=0)
+
+
+@pytest.mark.parametrize("pooled", [""], ids=["default"], indirect=True)
+def test_a_pooler_that_refuses_the_users_own_options_is_named_too(pooled):
+    dsn = conninfo.build({**conninfo.parse(pooled, name="x"), "options": "-c work_mem=1MB"})
+    said = r"goes through a connection pooler; .*; it said: .*startup parameter: options"
+    with pytest.raises(SettingError, match=said), pgshare.isolated_schema(dsn):
+        pass
+
+
+@pytest.mark.parametrize("pooled", [""], ids=["default"], indirect=True)
+def test_what_speaks_the_protocol_and_is_no_postgres_is_told_in_a_sentence(pooled):
+    console = conninfo.build({**conninfo.parse(pooled, name="x"), "dbname": "pgbouncer"})
+    said = "^the DSN given to isolated_schema: the server does not answer as Postgres does: .*; name a Postgres server$"
+    with pytest.raises(SettingError, match=said), pgshare.isolated_schema(console):
+        pass

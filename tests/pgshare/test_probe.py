@@ -7,7 +7,7 @@ import threading
 import psycopg
 import pytest
 
-from pgshare import probe
+from pgshare import conninfo, probe
 from pgshare.admin import open_slot
 from pgshare.deadline import Deadline
 from pgshare.errors import NotReadyError, SettingError
@@ -72,7 +72,9 @@ def test_what_passes_by_itself_is_waited_for(talker, refusal):
 
 def test_a_refusal_after_start_up_ends_the_wait(talker):
     server = talker(STARTING, STARTING, NO_DATABASE)
-    with pytest.raises(SettingError, match='PGSHARE_DSN: the server refused the connection: .*FATAL:  database "d" does not exist'):
+    with pytest.raises(
+        SettingError, match='PGSHARE_DSN: the server refused the connection: .*FATAL:  database "d" does not exist \\(3 tries\\)$'
+    ):
         probe_postgres(server.dsn, Deadline.after(60), name="PGSHARE_DSN")
     assert server.seen == 3
 
@@ -94,11 +96,37 @@ def test_a_refusal_in_another_language_ends_the_wait_too(talker):
         ("failed to resolve host 'h': [Errno -2] Name or service not known", False),
         ('connection is bad: invalid integer value "tcp://x" for connection option "port"', True),
         ('connection is bad: definition of service "nope" not found', True),
+        ('connection failed: connection to server at "h", port 1 failed: fe_sendauth: no password supplied', True),
+        ('connection failed: connection to server at "h", port 1 failed: server does not support SSL, but SSL was required', True),
+        ('connection failed: connection to server at "h", port 1 failed: SSL error: certificate verify failed', True),
+        ('connection failed: connection to server at "h", port 1 failed: channel binding required, but SSL not in use', True),
+        ('connection failed: connection to server at "h", port 1 failed: server closed the connection unexpectedly', False),
+        ("connection timeout expired", False),
         ("", False),
     ],
 )
 def test_only_what_cannot_come_true_is_definite(text, definite):
     assert is_definite(psycopg.OperationalError(text)) is definite
+
+
+@pytest.mark.parametrize(("own", "used"), [("", "3"), ("0", "3"), ("-1", "-1"), ("2", "2"), ("60", "3"), ("soon", "soon")])
+def test_the_dsns_own_timeout_is_used_where_it_is_the_shorter_one(own, used):
+    assert probe._bounded(own, 3) == used
+
+
+def test_a_timeout_that_is_no_number_is_told_in_a_sentence(live_dsn):
+    with pytest.raises(SettingError, match="PGSHARE_DSN: the server refused the connection: .*connect_timeout"):
+        probe_postgres(f"{live_dsn} connect_timeout=soon", Deadline.after(60), name="PGSHARE_DSN")
+
+
+def test_a_role_with_a_tiny_statement_timeout_can_be_probed(own_server):
+    with psycopg.connect(own_server.dsn, autocommit=True) as admin:
+        admin.execute("create role hasty login password 'x'; alter role hasty set statement_timeout = '1ms'")
+        try:
+            dsn = conninfo.build({**conninfo.parse(own_server.dsn, name="x"), "user": "hasty", "password": "x"})
+            assert probe_postgres(dsn, Deadline.after(30), name="x").user == "hasty"
+        finally:
+            admin.execute("drop role hasty")
 
 
 def test_one_connection_tells_everything(live_dsn):

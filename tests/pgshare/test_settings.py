@@ -93,3 +93,46 @@ def test_a_setting_is_named_as_it_was_written():
 
 def test_the_dsn_is_not_in_the_repr():
     assert "secret" not in repr(settings_from_env({"PGSHARE_DSN": "host=x password=secret"}))
+
+
+@pytest.mark.parametrize("place", ["flags", "env", "table"])
+def test_blank_is_unset_wherever_it_is_written(place):
+    blank = {"PGSHARE_DSN": " ", "PGSHARE_WAIT": ""} if place == "env" else {"dsn": " ", "wait": ""}
+    found = resolve(**{place: blank})
+    assert (found.dsn, found.wait, found.sources) == (None, 3, {})
+
+
+def test_a_blank_flag_does_not_hide_the_variable():
+    # pytest --pg-dsn "$DSN" in a job where DSN is not set
+    found = resolve(flags={"dsn": ""}, env={"PGSHARE_DSN": "host=x"})
+    assert (found.dsn, found.named("dsn")) == ("host=x", "PGSHARE_DSN")
+
+
+def test_a_false_value_is_not_blank():
+    assert resolve(flags={"wait": 0}, env={"PGSHARE_WAIT": "5"}).wait == 0
+    assert resolve(flags={"tcp": False}, env={"PGSHARE_TCP": "1"}).tcp is False
+    assert resolve(table={"wait": 0}).wait == 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_5432_TCP", "PORT_5432_TCP_ADDR", "PORT_5432_TCP_PROTO"],
+)
+def test_what_kubernetes_sets_for_a_service_of_our_name_is_not_ours(name):
+    assert resolve(env={f"PGSHARE_{name}": "tcp://172.17.0.3:5432"}) == resolve()
+
+
+def test_an_unknown_variable_that_is_blank_is_unset():
+    assert resolve(env={"PGSHARE_DNS": " "}) == resolve()
+
+
+def test_a_dsn_of_the_wrong_type_is_not_shown():
+    with pytest.raises(SettingError) as caught:
+        resolve(table={"dsn": ["postgresql://u:secret@h"]})
+    assert str(caught.value) == "[tool.pgshare] dsn must be text, got a list"
+
+
+def test_a_setting_of_the_machine_has_no_place_in_the_projects_file():
+    with pytest.raises(SettingError) as caught:
+        resolve(table={"state_dir": "/x"})
+    assert str(caught.value) == "[tool.pgshare] cannot set 'state_dir', which differs by machine; set PGSHARE_STATE_DIR"
