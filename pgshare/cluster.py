@@ -82,23 +82,31 @@ def scram_verifier(password: str, iterations: int = SOCKET_ITERATIONS) -> str:
     return f"SCRAM-SHA-256${iterations}:{text[0]}${text[1]}:{text[2]}"
 
 
+OTHER_METHOD = 'requirement "scram-sha-256" failed'  # libpq's words for a server that does not prove itself
 PROOF = (
     "select current_setting('pgshare.nonce', true), current_setting('data_directory'), "
     "current_setting('server_version_num')::int, current_setting('server_version')"
 )
 
 
-def _connect(facts: Mapping[str, object], password: str) -> psycopg.Connection:
+def _auth() -> dict[str, str]:
+    """Return how libpq is told to prove the server first: without, it gives any listener that asks the password in plain."""
+    import psycopg
+
+    return {"require_auth": "scram-sha-256"} if psycopg.pq.version() >= 160000 else {}
+
+
+def _connect(facts: Mapping[str, object], password: str, timeout: float) -> psycopg.Connection:
     import psycopg
 
     from pgshare.scrub import without_pg_variables
 
-    address = {key: str(facts[key]) for key in ("host", "port", "user", "dbname")}
+    address = {key: str(facts[key]) for key in ("host", "port", "user", "dbname")} | _auth()
     with without_pg_variables():
         return psycopg.connect(
             **address,  # type: ignore[arg-type]  # libpq's keys, not psycopg's keywords
             password=password,
-            connect_timeout=10,
+            connect_timeout=max(2, min(10, round(timeout))),  # libpq takes 1 for 2
             application_name="pgshare start",
             autocommit=True,
         )
@@ -111,39 +119,56 @@ def verify(facts: Mapping[str, object], *, pid: int, deadline: Deadline) -> tupl
 
     Raises ServerStartError when another server answers, NotReadyError when none does in time.
     """
-    import psycopg
-    from psycopg import sql
-
-    from pgshare import probe
-
     where = f"{facts['host']} port {facts['port']}"
-    what = f"postgres (pid {pid}) at {where}"
-
-    def connect() -> psycopg.Connection:
-        try:
-            return _connect(facts, str(facts["template_password"]))
-        except psycopg.OperationalError as exc:
-            if not probe.is_definite(exc):
-                raise NotYet(probe.reason(exc)) from exc
-            refused = exc
-        try:
-            # Whoever proved it before us may have died after setting the run's password.
-            return _connect(facts, str(facts["password"]))
-        except psycopg.OperationalError:
-            reason = probe.reason(refused)
-            raise ServerStartError(f"another server than ours answers at {where}: {reason}") from refused
-
-    conn = poll(what, connect, deadline)
+    conn = poll(f"postgres (pid {pid}) at {where}", lambda: _enter(facts, where, deadline), deadline)
     try:
-        found = conn.execute(PROOF).fetchone()
-        if found is None or found[0] != facts["nonce"] or os.path.realpath(found[1]) != os.path.realpath(str(facts["data"])):
-            raise ServerStartError(f"another server than ours answers at {where}: its data lies in {found and found[1]!r}")
-        iterations = SOCKET_ITERATIONS if str(facts["host"]).startswith("/") else TCP_ITERATIONS
-        change = sql.SQL("alter role {} password {}").format(
-            sql.Identifier(str(facts["user"])), sql.Literal(scram_verifier(str(facts["password"]), iterations))
-        )
-        conn.execute(change)
+        return _prove(conn, facts, where), conn
     except BaseException:
         conn.close()
         raise
-    return {"version_num": found[2], "version": str(found[3]).split(" ", 1)[0]}, conn
+
+
+def _enter(facts: Mapping[str, object], where: str, deadline: Deadline) -> psycopg.Connection:
+    import psycopg
+
+    from pgshare import probe
+
+    try:
+        return _connect(facts, str(facts["template_password"]), deadline.left)
+    except psycopg.OperationalError as exc:
+        if OTHER_METHOD in str(exc):
+            raise ServerStartError(f"another server than ours answers at {where}: {probe.reason(exc)}") from exc
+        if not probe.is_definite(exc):
+            raise NotYet(probe.reason(exc)) from exc
+        refused = exc
+    try:
+        # Whoever proved it before us may have died after setting the run's password.
+        return _connect(facts, str(facts["password"]), deadline.left)
+    except psycopg.OperationalError:
+        raise ServerStartError(f"another server than ours answers at {where}: {probe.reason(refused)}") from refused
+
+
+def _prove(conn: psycopg.Connection, facts: Mapping[str, object], where: str) -> dict[str, object]:
+    import psycopg
+    from psycopg import sql
+
+    iterations = SOCKET_ITERATIONS if str(facts["host"]).startswith("/") else TCP_ITERATIONS
+    change = sql.SQL("alter role {} password {}").format(
+        sql.Identifier(str(facts["user"])), sql.Literal(scram_verifier(str(facts["password"]), iterations))
+    )
+    ours = False
+    try:
+        found = conn.execute(PROOF).fetchone()
+        ours = found is not None and (found[0], os.path.realpath(found[1])) == (
+            facts["nonce"],
+            os.path.realpath(str(facts["data"])),
+        )
+        if found is None or not ours:
+            raise ServerStartError(f"another server than ours answers at {where}: its data lies in {found and found[1]!r}")
+        conn.execute(change)
+    except psycopg.Error as exc:
+        text = str(exc).strip()
+        raise ServerStartError(
+            f"the server at {where} cannot be used: {text}" if ours else f"another server than ours answers at {where}: {text}"
+        ) from exc
+    return {"version_num": found[2], "version": str(found[3]).split(" ", 1)[0]}

