@@ -230,6 +230,10 @@ class Live:
 
         ours = self._acquired is not None and self._acquired.lease is not None
         keep.record(self.run, schema, server_ours=ours)
+        if not ours:
+            from pgshare import sweep
+
+            sweep.hold(self.factory.admin.conn, schema.name, keep.SERVER_KEPT_FOR)
         self.kept.append((schema.test, schema.name, ours))
         self.keep_server = self.keep_server or ours
         return True

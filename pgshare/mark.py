@@ -14,7 +14,7 @@ LOCK_CLASS = 0x70677368
 
 
 class Mark(NamedTuple):
-    """One thing's maker: run, worker, full test id, and when (seconds since the epoch)."""
+    """One thing's maker: run, worker, full test id, and when (seconds since the epoch; in the future for what is held)."""
 
     run: str
     worker: str

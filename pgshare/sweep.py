@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pgshare.mark import Mark
 
 APART, MIN_AGE, LIMIT = 60.0, 600.0, 200
+BUDGET = 3.0  # seconds that a run spends at its end on what others left
 MARKED = """
 select 'schema', n.nspname::text, obj_description(n.oid, 'pg_namespace') from pg_namespace n
 where obj_description(n.oid, 'pg_namespace') like 'pgshare {%'
@@ -34,6 +35,7 @@ from pg_database d join pg_namespace n on n.nspname = d.datname
 where shobj_description(d.oid, 'pg_database') is null and obj_description(n.oid, 'pg_namespace') like 'pgshare {%'
 order by 1 -- databases first: the schema that stands in for one is its record
 """
+ONE = f"select * from ({MARKED.replace('%', '%%')}) m(kind, name, comment) where name = %(name)s"  # noqa: S608  # constants
 LOCKS = "select objid::bigint from pg_locks where locktype = 'advisory' and classid = %s and objsubid = 2 and granted"
 APPS = "select application_name::text from pg_stat_activity where application_name like 'pgshare %'"
 
@@ -59,14 +61,16 @@ class SweepReport:
 
     dropped: list[Marked] = field(default_factory=list)
     kept: list[tuple[Marked, str]] = field(default_factory=list)
+    left: int = 0  # dead things that its bounds did not reach
+    took: float = 0.0  # seconds
 
 
-def look(conn: psycopg.Connection) -> list[Marked]:
-    """Return everything marked as ours in this database (and the marked databases of the server)."""
+def look(conn: psycopg.Connection, only: str | None = None) -> list[Marked]:
+    """Return everything marked as ours in this database, and the server's marked databases; or just what is called ``only``."""
     locks = {int(row[0]) for row in conn.execute(LOCKS, [marks.LOCK_CLASS])}
     named = [_text(row[0]) for row in conn.execute(APPS)]
     found = []
-    for kind, name, comment in conn.execute(MARKED).fetchall():
+    for kind, name, comment in conn.execute(MARKED if only is None else ONE, None if only is None else {"name": only}).fetchall():
         mark = marks.read_mark(comment)
         # The name must be the one that this mark's run gives: a comment copied by hand onto something else is not ours.
         if mark is not None and _text(name).startswith(f"pgshare_{mark.run}_"):
@@ -102,21 +106,23 @@ def sweep(  # noqa: PLR0913  # each bound is a promise of its own
             _pass(apart)
             second = {(item.kind, item.name) for item in _dead(conn, min_age, only_run)}
             dead = [item for item in dead if (item.kind, item.name) in second]
+        began = time.monotonic()
+        report.left = len(dead[limit:])
         for item in dead[:limit]:
-            if dry_run:
-                report.dropped.append(item)
-                continue
-            problem = _drop(conn, item)
+            problem = "" if dry_run else _drop(conn, item)
             if problem:
                 report.kept.append((item, problem))
             else:
                 report.dropped.append(item)
+        report.took = time.monotonic() - began
     return report
 
 
 def _dead(conn: psycopg.Connection, min_age: float, only_run: str | None) -> list[Marked]:
     now = time.time()
-    return [item for item in look(conn) if not item.alive and now - item.mark.at >= min_age and only_run in (None, item.mark.run)]
+    dead = [item for item in look(conn) if not item.alive and only_run in (None, item.mark.run)]
+    # Without an age nothing is spared, not even what is held for a look.
+    return [item for item in dead if min_age <= 0 or now - item.mark.at >= min_age]
 
 
 def _pass(seconds: float) -> None:
@@ -146,7 +152,7 @@ def _drop(conn: psycopg.Connection, item: Marked) -> str:
     import psycopg
     from psycopg import sql
 
-    current = {(other.kind, other.name): other for other in look(conn)}.get((item.kind, item.name))
+    current = {other.kind: other for other in look(conn, item.name)}.get(item.kind)
     if current is None:
         return ""
     if current.mark != item.mark or current.alive:
@@ -164,10 +170,20 @@ def _drop(conn: psycopg.Connection, item: Marked) -> str:
     return ""
 
 
-def sweep_seen_before(conn: psycopg.Connection, seen_file: str, *, limit: int = LIMIT) -> SweepReport:
+def hold(conn: psycopg.Connection, name: str, seconds: float) -> None:
+    """Keep what is called ``name`` from being swept for ``seconds``, also when its run is over: somebody wants to look at it."""
+    from psycopg import sql
+
+    for item in look(conn, name):
+        mark = item.mark._replace(at=int(time.time() + seconds)).text()
+        conn.execute(sql.SQL("comment on {} {} is {}").format(sql.SQL(item.kind), sql.Identifier(name), sql.Literal(mark)))
+
+
+def sweep_seen_before(conn: psycopg.Connection, seen_file: str, *, limit: int = LIMIT, budget: float = BUDGET) -> SweepReport:
     """Take the one look of a run: drop what an earlier run saw dead at least APART seconds ago, remember what is dead now.
 
-    ``seen_file`` keeps when each dead thing was first seen; that is the first of the two looks.
+    Starts nothing more after ``budget`` seconds: somebody waits for their run's end. ``seen_file`` keeps when each dead thing was
+    first seen; that is the first of the two looks.
     """
     import json
     import os
@@ -183,11 +199,16 @@ def sweep_seen_before(conn: psycopg.Connection, seen_file: str, *, limit: int = 
         return report
     now = time.time()
     seen: dict[str, float] = {}
-    for item in dead[:limit]:
+    spent = Deadline.after(budget)
+    for item in dead:
         key = f"{_server(conn)} {item.kind} {item.name}"
         first = float(before.get(key, now))
         if now - first < APART:
             seen[key] = first
+            continue
+        if len(report.dropped) + len(report.kept) >= limit or spent.expired:
+            seen[key] = first
+            report.left += 1
             continue
         problem = _drop(conn, item)
         if problem:
@@ -195,6 +216,7 @@ def sweep_seen_before(conn: psycopg.Connection, seen_file: str, *, limit: int = 
             report.kept.append((item, problem))
         else:
             report.dropped.append(item)
+    report.took = spent.waited
     with open(f"{seen_file}.{os.getpid()}", "w", encoding="utf-8") as file:
         json.dump(seen, file)
     os.rename(f"{seen_file}.{os.getpid()}", seen_file)

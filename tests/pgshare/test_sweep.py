@@ -7,7 +7,7 @@ import time
 import psycopg
 import pytest
 
-from pgshare import conninfo, sweep
+from pgshare import conninfo, database, sweep
 from pgshare.mark import LOCK_CLASS, Mark, lock_key, read_mark
 from pgshare.run import Run
 from pgshare.schema import SchemaFactory
@@ -43,6 +43,16 @@ def kill(process, own_server):
         until("its sessions' end", lambda: not conn.execute(
             "select 1 from pg_stat_activity where application_name like 'pgshare%%main admin' and pid <> pg_backend_pid() "
             "and application_name like %s", [f"%{process_run(process)}%"]).fetchone())  # fmt: skip
+
+
+def end(factory, own_server):
+    """Close the maker's session and wait until the server has noticed."""
+    from projects import until
+
+    pid = factory.admin.conn.info.backend_pid
+    factory.close()
+    with psycopg.connect(own_server.dsn, autocommit=True) as conn:
+        until("its session's end", lambda: not conn.execute("select 1 from pg_stat_activity where pid = %s", [pid]).fetchone())
 
 
 def process_run(process):
@@ -132,7 +142,7 @@ def test_what_is_locked_stays_and_is_reported(own_server):
         holder.execute("create table t (i int)")
         holder.commit()
         holder.execute("lock table t")
-        factory.close()
+        end(factory, own_server)
         run = schema.name.removeprefix("pgshare_")[:13]
         report = sweep.sweep(own_server.dsn, apart=0.1, min_age=0.0, only_run=run)
         assert [(item.name, reason.split(" due")[0]) for item, reason in report.kept] == [(schema.name, "canceling statement")]
@@ -163,3 +173,55 @@ def test_a_mark_reads_back_whatever_the_test_is_called():
     assert read_mark(mark.text()) == read_mark(mark.text().encode()) == mark
     assert abs(mark.at - time.time()) < 60
     assert -(1 << 31) <= lock_key("ab_1") < 1 << 31
+
+
+def test_what_is_held_for_a_look_is_spared_unless_asked_for_by_its_run(own_server):
+    run = Run.new()
+    factory = SchemaFactory(own_server, run, Settings())
+    held, other = factory.create("t::held"), factory.create("t::other")
+    whole = database.create(factory.admin, own_server.dsn, run, "t::whole", version_num=own_server.version_num)
+    for kept in (held, whole):
+        sweep.hold(factory.admin.conn, kept.name, 3600.0)
+    end(factory, own_server)
+    swept = sweep.sweep(own_server.dsn, apart=0.05, min_age=0.001)
+    assert [item.name for item in swept.dropped if item.mark.run == run.id] == [other.name]
+    asked = sweep.sweep(own_server.dsn, apart=0.05, min_age=0.0, only_run=run.id)
+    assert {item.name for item in asked.dropped} == {held.name, whole.name}
+
+
+def test_two_thousand_leftovers_are_swept_in_bounded_steps(own_server, tmp_path, monkeypatch):
+    run = Run.new()
+    mark = Mark(run.id, "main", "t::x", int(time.time()) - 3600).text()
+    with psycopg.connect(own_server.dsn, autocommit=True) as admin:
+        for begin in range(0, 2000, 100):
+            admin.execute(
+                "; ".join(
+                    f"create schema pgshare_{run.id}_main_{n}; comment on schema pgshare_{run.id}_main_{n} is '{mark}'"
+                    for n in range(begin, begin + 100)
+                )
+            )
+        monkeypatch.setattr(sweep, "APART", 0.0)
+        hurried = sweep.sweep_seen_before(admin, str(tmp_path / "seen"), budget=0.0)
+        assert (hurried.dropped, hurried.left) == ([], 2000)
+        first = sweep.sweep_seen_before(admin, str(tmp_path / "seen"))
+        assert first.dropped
+        assert len(first.dropped) + first.left == 2000
+        assert first.took < 10  # the limit is the subject: somebody waits for the end of their run
+        rest = sweep.sweep(own_server.dsn, apart=0.0, min_age=0.0, limit=2000, only_run=run.id)
+        assert (len(rest.dropped), rest.left, rest.kept) == (first.left, 0, [])
+        assert rest.took < 60
+
+
+def test_a_kept_schema_on_a_server_that_others_use_is_held_for_an_hour(project, own_server):
+    project.write(test_a="def test_a(pg_dsn): assert False\ndef test_b(pg_database): assert False\n")
+    before = names_there(own_server)
+    result = project.run("--pg-keep", "failed", PGSHARE_DSN=own_server.dsn)
+    kept = names_there(own_server) - before
+    assert len(kept) == 2, result.out
+    with psycopg.connect(own_server.dsn, autocommit=True) as conn:
+        for item in sweep.look(conn):
+            if item.name in kept:
+                assert item.mark.at > time.time() + 3000
+                run = item.mark.run
+    sweep.sweep(own_server.dsn, apart=0.0, min_age=0.0, only_run=run)
+    assert not kept & names_there(own_server)
