@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pgshare.settings import Settings
     from pgshare.suite import Postgres
 
+ENDING = 5.0  # seconds that a server of ours which refuses connections gets until its process is gone
+
 
 class Live:
     """The state of one process of a run. ``is_controller``: it leaves last and ends the run."""
@@ -116,9 +118,22 @@ class Live:
                     raise exc
                 factory.admin.conn.execute("select 1")
         except PgshareError as gone:
-            self._error = gone
-            return gone
+            self._error = self._ending(gone, test)
+            return self._error
         return exc if isinstance(exc, PgshareError) else SettingError(f"{factory.name}: {' '.join(str(exc).split())}")
+
+    def _ending(self, gone: PgshareError, test: str) -> PgshareError:
+        """Return ``gone``, or the server's end: a killed server refuses connections a moment before its process is gone."""
+        from pgshare.admin import ENDED
+
+        who = child.identity(self.postgres.pid) if self.postgres is not None and self.postgres.pid else None
+        if who is not None and ENDED.search(str(gone)):
+            child.wait_gone(who, ENDING)
+        try:
+            self._refuse_ended(test)
+        except ServerStartError as ended:
+            return ended
+        return gone
 
     def _refuse_ended(self, test: str) -> None:
         """Raise when a server of ours has ended; its last words are in its log, which goes with the run."""
